@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed._symmetric_memory as symmetric_memory
 
+from model_ranks import by_ranks
 from ttnn_moe.contract import Experts, Placement, Problem, Routing
 from ttnn_moe.cuda.combine.channel import Sizes
 from ttnn_moe.errors import ContractError
-from ttnn_moe.parallel.exchanges import Topology, agreement, peer_memory
+from ttnn_moe.parallel.exchanges import Topology, agreement, peer_memory, symmetric
+from ttnn_moe.parallel.exchanges.exchange import world_of
 from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
 from ttnn_moe.parallel.hierarchical import Nodes
+from ttnn_moe.parallel.ranks import Ranks
 from ttnn_moe.registry import choose
 
 BF16 = torch.bfloat16
@@ -80,6 +88,42 @@ def test_ranks_whose_heaps_have_other_parts_are_refused(monkeypatch: pytest.Monk
         peer_memory._heap(own, None)  # type: ignore[arg-type]
 
 
+def heap_of(ranks: Ranks, fails: str) -> tuple[torch.Tensor, list[int]]:
+    """Symmetric memory of the CPU; this step of it fails on rank 1."""
+
+    def step(name: str) -> None:
+        if ranks.rank == 1 and fails == name:
+            raise torch.OutOfMemoryError(f"no memory in {name}")
+
+    def empty(nbytes: int, **options: Any) -> torch.Tensor:
+        step("empty")
+        return torch.full((nbytes,), 9, **options)
+
+    def rendezvous(memory: torch.Tensor, group: dist.ProcessGroup) -> SimpleNamespace:
+        dist.barrier(group)  # torch's waits for all ranks, too
+        step("rendezvous")
+        return SimpleNamespace(buffer_ptrs=[7] * ranks.size)
+
+    symmetric_memory.empty, symmetric_memory.rendezvous = empty, rendezvous
+    torch.cuda.synchronize = lambda *_: None
+    return symmetric.shared(256, torch.device("cpu"), world_of(ranks.group), "remedy")
+
+
+@pytest.mark.parametrize("step", ["empty", "rendezvous"])
+def test_all_ranks_raise_at_once_where_one_has_no_memory(step: str, tmp_path: Path) -> None:
+    begin, timeout = time.monotonic(), 40.0
+    for failed in by_ranks(heap_of, 3, tmp_path, step, timeout=timeout):
+        assert failed.kind == "BackendUnavailable", failed
+        assert f"rank 1: OutOfMemoryError: no memory in {step}" in failed.text and "to fix it: remedy" in failed.text
+        assert "rank 0:" not in failed.text
+    assert time.monotonic() - begin < timeout / 2, "a rank waited for the timeout"
+
+
+def test_memory_of_all_ranks(tmp_path: Path) -> None:
+    for memory, addresses in by_ranks(heap_of, 3, tmp_path, "none"):
+        assert not memory.any() and len(memory) == 256 and addresses == [7, 7, 7]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("gpus", "nodes"), [(2, None), (4, None), (4, Nodes(2, 2))], ids=str)
 def test_layers_on_several_gpus(gpus: int, nodes: Nodes | None, tmp_path: Path) -> None:
@@ -94,8 +138,6 @@ def test_layers_on_several_gpus(gpus: int, nodes: Nodes | None, tmp_path: Path) 
 
 
 def _rank(rank: int, D: int, nodes: Nodes | None, port: int, folder: str) -> None:
-    import torch.distributed as dist
-
     from ttnn_moe.parallel import ExpertParallel
 
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}

@@ -18,7 +18,7 @@ from .rank_combine import Plan, RankCombine
 from .rank_dispatch import DispatchPlan, RankDispatch, Received
 
 Heap = Callable[[RingPlan], tuple[Tensor, list[int]]]
-"""Makes this rank's heap of a plan, zeroed on all ranks; with the addresses of every rank's. All ranks call it."""
+"""Makes this rank's heap of a plan, zeroed on all ranks; with the addresses of every rank's."""
 SLOTS = 4
 
 

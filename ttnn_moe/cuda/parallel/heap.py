@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ...errors import BackendUnavailable, ContractError
+from ...errors import ContractError
 
 MOST_RANKS, WORDS_AT, TILES = 8, 8192, 1024
 REPORT, SAID, TIMEOUT, CALLS = 64, 72, 80, 128
@@ -71,24 +71,3 @@ def nbytes(ranks: int, capacity: int, room: int) -> int:
         capacity: four elements each of a rank's part in a call of few rows. room: eight elements each, of many.
     """
     return WORDS_AT + ranks * (32 * capacity + 16 * TILES + 32 * room)
-
-
-def shared(group: Any, capacity: int, room: int, device: torch.device, timeout: float) -> Heap:
-    """The heap of this process, in torch's symmetric memory. Every process of the group calls it.
-
-    Raises:
-        BackendUnavailable: torch cannot share memory between these GPUs.
-    """
-    import torch.distributed as dist
-    import torch.distributed._symmetric_memory as symmetric
-
-    ranks, rank = dist.get_world_size(group), dist.get_rank(group)
-    try:
-        memory = symmetric.empty(nbytes(ranks, capacity, room), dtype=torch.uint8, device=device)
-        handle = symmetric.rendezvous(memory, group)
-    except RuntimeError as error:
-        raise BackendUnavailable(
-            "the GPUs of the ranks share no memory", got=error, remedy="ranks of one host, with peer access"
-        ) from error
-    memory.zero_()
-    return Heap(memory, list(handle.buffer_ptrs), rank, capacity, room, timeout)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from ...errors import BackendUnavailable
 from ..compare import compare
 
 _MACHINES: weakref.WeakKeyDictionary[dist.ProcessGroup, list[Any]] = weakref.WeakKeyDictionary()
@@ -38,6 +41,24 @@ def check_same(group: dist.ProcessGroup | None, **values: object) -> None:
     """
     if dist.get_world_size(group) > 1:
         compare(gather({name: str(value) for name, value in values.items()}, group), "one layer", "arguments")
+
+
+@contextmanager
+def all_or_none(group: dist.ProcessGroup | None, what: str, remedy: str) -> Iterator[None]:
+    """Inside, each process does its own part, and waits for no other. Afterwards all know whether all succeeded.
+
+    Raises:
+        BackendUnavailable: on all processes, with `what` and `remedy`: which failed, and why.
+    """
+    failure = None
+    try:
+        yield
+    except Exception as error:
+        failure = error
+    said = gather("" if failure is None else f"{type(failure).__name__}: {failure}", group)
+    if any(said):
+        failed = [f"rank {rank}: {why}" for rank, why in enumerate(said) if why]
+        raise BackendUnavailable(what, details=failed, remedy=remedy) from failure
 
 
 def all_succeeded(mine: bool, device: torch.device, group: dist.ProcessGroup | None) -> bool:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import fields
-from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,14 +17,15 @@ from ...contract import Experts, Problem, Routing
 from ...cuda.combine.channel import Channel, Sizes
 from ...cuda.combine.kernel import RingPlan
 from ...cuda.device import gpu
-from ...errors import BackendUnavailable, ContractError
+from ...errors import ContractError
 from ..hierarchical import Nodes, PeerStopped, Report
 from ..hierarchical.nodes import MOST
-from . import agreement
+from . import agreement, symmetric
 from .exchange import Topology, world_of
 
 SMS = 24
 """Multiprocessors of a launch."""
+REMEDY = "leave more memory of each GPU free, or exchange='all_to_all'"
 
 
 class PeerMemoryExchange:
@@ -149,8 +149,11 @@ def _channel_of(problem: Problem, topology: Topology) -> Channel:
     key = sizes, tuple(placement.device_expert_mapping.flatten().tolist()), topology.timeout
     if key not in made:
         assert placement.rank is not None
-        device, heap = torch.cuda.current_device(), partial(_heap, world=world)
-        made[key] = Channel(sizes, placement, placement.rank, device, heap, topology.timeout)
+        heaps: dict[RingPlan, tuple[Tensor, list[int]]] = {plan: _heap(plan, world) for plan in sizes.plans()}
+        device, heap = torch.cuda.current_device(), heaps.__getitem__
+        with agreement.all_or_none(world, "a rank cannot make its kernels ready", REMEDY):
+            channel = Channel(sizes, placement, placement.rank, device, heap, topology.timeout)
+        made[key] = channel
     return made[key]
 
 
@@ -159,20 +162,7 @@ def _heap(plan: RingPlan, world: dist.ProcessGroup) -> tuple[Tensor, list[int]]:
 
     Raises:
         ContractError: on all ranks: another rank has another plan, so its heap has other parts.
-        BackendUnavailable: no symmetric memory.
+        BackendUnavailable: on all ranks: see symmetric.shared.
     """
-    import torch.distributed._symmetric_memory as symmetric
-
     agreement.check_same(world, **{field.name: getattr(plan, field.name) for field in fields(plan)})
-    where = torch.device("cuda", torch.cuda.current_device())
-    heap: Tensor = symmetric.empty(plan.heap, dtype=torch.uint8, device=where)
-    heap.zero_()
-    try:
-        handle = symmetric.rendezvous(heap, world)
-    except RuntimeError as error:
-        raise BackendUnavailable(
-            "torch's symmetric memory does not reach all ranks", got=str(error), remedy="exchange='all_to_all'"
-        ) from error
-    torch.cuda.synchronize(where)
-    agreement.gather(True, world)
-    return heap, list(handle.buffer_ptrs)
+    return symmetric.shared(plan.heap, torch.device("cuda", torch.cuda.current_device()), world, REMEDY)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ...cuda.parallel import heap, sums
 from ...errors import BackendUnavailable
 from ...logs import logger
+from ..exchanges import symmetric
+from ..exchanges.exchange import world_of
 from .ranks import Ranks
 
 ROWS = 4096
 """Rows that a kernel adds at a time."""
+REMEDY = "ranks on GPUs of one host, with more memory free"
 GATHERED = 32
 """Rows of logits that a kernel gathers at a time."""
 
@@ -58,8 +60,10 @@ class PeerMemorySums(Collectives):
     def __init__(self, ranks: Ranks, H: int, V: int):
         super().__init__(ranks)
         capacity = max(few(ranks.size) * H, GATHERED * V) // 4
-        self.heap = heap.shared(ranks.group, capacity, ROWS * H // 8, ranks.device, ranks.timeout)
-        torch.cuda.synchronize(ranks.device)
+        sizes = capacity, ROWS * H // 8
+        nbytes = heap.nbytes(ranks.size, *sizes)
+        memory, addresses = symmetric.shared(nbytes, ranks.device, world_of(ranks.group), REMEDY)
+        self.heap = heap.Heap(memory, addresses, ranks.rank, *sizes, ranks.timeout)
 
     def add(self, part: Tensor, x: Tensor) -> Tensor:
         T, h = len(part), self.heap
