@@ -19,7 +19,7 @@ import torch.distributed as dist
 
 from model_ranks import by_ranks
 from ttnn_moe.errors import BackendUnavailable, ContractError
-from ttnn_moe.parallel.ranks import Ranks, RankStopped, start
+from ttnn_moe.parallel.ranks import Ranks, RankStopped, own_device, start
 from ttnn_moe.parallel.ranks.faults import Faults
 
 
@@ -225,6 +225,26 @@ def test_a_rank_without_a_gpu_of_its_own_is_refused(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(BackendUnavailable, match=f"no cuda device of its own; got LOCAL_RANK={local}, and 2 devices"):
         start("cuda")
+
+
+@pytest.mark.parametrize("given", [{}, {"LOCAL_RANK": ""}], ids=["none", "empty"])
+@pytest.mark.parametrize("size, devices, found", [("2", 1, True), ("1", 4, True), ("2", 4, False)])
+def test_a_rank_without_a_local_rank_takes_no_device_that_may_be_anothers(
+    given: dict[str, str], size: str, devices: int, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """srun and mpirun set no LOCAL_RANK, and all processes of a host would share its first GPU."""
+    taken: list[int] = []
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    for name, value in {"WORLD_SIZE": size, **given}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
+    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
+    if found:
+        assert own_device("cuda") == "cuda:0" and taken == [0]
+        return
+    with pytest.raises(BackendUnavailable, match=r"no LOCAL_RANK, and 4 devices; .*srun.*LOCAL_RANK=\$SLURM_LOCALID"):
+        own_device("cuda")
+    assert not taken
 
 
 def twice(rank: int, port: int, folder: Path) -> None:

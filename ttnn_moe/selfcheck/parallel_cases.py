@@ -18,6 +18,7 @@ from ..parallel import ExpertParallel
 from ..parallel.exchanges import EXCHANGES, Topology, agreement
 from ..parallel.exchanges.npu_limits import RANKS_OF_A_SERVER
 from ..parallel.exchanges.npu_plan import plan
+from ..parallel.ranks import own_device
 from .bounds import BOUND
 from .check import Check, repeated
 from .contract_cases import expected
@@ -27,12 +28,16 @@ LIBRARIES = {"npu": "hccl", "cuda": "nccl"}
 
 
 def start(device: str) -> tuple[int, int]:
-    """(rank, number of ranks): under torchrun torch.distributed is started on this rank's device; else (0, 1)."""
+    """(rank, number of ranks): under torchrun torch.distributed is started on this rank's device; else (0, 1).
+
+    Raises:
+        BackendUnavailable: see own_device.
+    """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return 0, 1
     if device != "cpu":
-        getattr(torch, device).set_device(int(os.environ.get("LOCAL_RANK", "0")))
+        own_device(device)
     if not dist.is_initialized():
         dist.init_process_group(LIBRARIES.get(device, "gloo"))
     return dist.get_rank(), size

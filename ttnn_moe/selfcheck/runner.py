@@ -36,7 +36,7 @@ def selfcheck(
         Whether all passed, on this rank.
 
     Raises:
-        BackendUnavailable: the backend is not here.
+        BackendUnavailable: the backend is not here, or this rank has no device of its own.
     """
     formats.known(weight_format)
     name = registry.resolve(name)

@@ -176,7 +176,7 @@ def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:
     A process may start ranks again once it has closed them; then every process does.
 
     Args:
-        device: "cpu", "cuda" or "npu"; each process takes the one of its LOCAL_RANK.
+        device: "cpu", "cuda" or "npu"; each process takes one of its own: see own_device.
 
     Raises:
         BackendUnavailable: no launcher started this process; the ranks cannot reach each other; or this rank has no
@@ -193,7 +193,7 @@ def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:
     if device not in COLLECTIVES:
         raise ContractError("no collectives for this device", got=device, expected=f"one of {list(COLLECTIVES)}")
     if device != "cpu":
-        device = _own(device)
+        device = own_device(device)
     try:
         store, rank, size = next(iter(dist.rendezvous("env://", timeout=timedelta(seconds=timeout))))
     except (dist.DistError, ValueError) as error:
@@ -208,16 +208,26 @@ def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:
     return Ranks(dist.PrefixStore(f"start{next(_STARTS)}", store), rank, size, device, timeout)
 
 
-def _own(device: str) -> str:
-    """The device of LOCAL_RANK, which becomes the current one."""
-    library, said = getattr(torch, device), os.environ.get("LOCAL_RANK", "0")
-    local, devices = natural(said), library.device_count()
+def own_device(device: str) -> str:
+    """The "cuda" or "npu" device that is this process's among those of its host; it becomes the current one.
+
+    It is that of LOCAL_RANK. Without LOCAL_RANK it is the only device that the process sees, or that of a lone process.
+
+    Raises:
+        BackendUnavailable: LOCAL_RANK names none, or nothing says which.
+    """
+    library, said = getattr(torch, device), os.environ.get("LOCAL_RANK")
+    devices = library.device_count()
+    if not said and (devices == 1 or os.environ.get("WORLD_SIZE") == "1"):
+        said = "0"
+    local = natural(said) if said else None
     if local is None or local >= devices:
         raise BackendUnavailable(
             f"this rank has no {device} device of its own",
-            got=f"LOCAL_RANK={said}, and {devices} devices",
-            expected="a device for each process of this host",
-            remedy="torchrun --nproc-per-node N, with N devices or fewer",
+            got=f"LOCAL_RANK={said}, and {devices} devices" if said else f"no LOCAL_RANK, and {devices} devices",
+            expected="a device for each process of this host, and its number in LOCAL_RANK",
+            remedy="torchrun --nproc-per-node N, with N devices or fewer; under srun or mpirun let each process have "
+            "LOCAL_RANK=$SLURM_LOCALID or $OMPI_COMM_WORLD_LOCAL_RANK",
         )
     library.set_device(local)
     return f"{device}:{local}"
