@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -170,7 +171,11 @@ def test_what_captured_steps_leave_to_others() -> None:
         cache.stage([(0, 5), (0, 5)], [])
     with pytest.raises(RequestError, match="does not fit"):
         cache.stage([(0, 500)], [])
-    assert cache.lengths[0] == 0
+    held = cache.room(1)
+    for step in (partial(cache.prefill, [(0, 5)], []), partial(cache.stage, [(0, 5)]), cache.begin):
+        with pytest.raises(RequestError, match=f"sequence 1 does not fit.*got {held} tokens and 1 more"):
+            step(decoding=[(1, held)])
+    assert cache.lengths[0] == 0 and not any(cache.places.units), "nothing has moved"
 
 
 def test_tokens_weigh_the_same_layer_by_layer_and_together(monkeypatch: pytest.MonkeyPatch) -> None:

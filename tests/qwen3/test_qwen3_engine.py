@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
@@ -59,6 +60,11 @@ def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
     assert cache.decode([1, 2], [47, 5]).bound == cache.prefill([], [], [(1, 47), (2, 5)]).bound == 48
     with pytest.raises(RequestError, match="got 48 tokens and 1 more; expected at most 48"):
         cache.decode([2, 1], [5, 48])
+    # the page table has 0 there: the dummy page would take the token
+    for step in (partial(cache.prefill, [(2, 1)], []), partial(cache.stage, [(2, 1)])):
+        with pytest.raises(RequestError, match="sequence 1 .*got 48 tokens and 1 more; expected at most 48"):
+            step(decoding=[(1, 48)])
+    assert cache.lengths == [0, 48, 5, 0]
     for name, wrong in (("page", 24), ("page", 8), ("pages", 0), ("rows", 0), ("capacity", 0), ("capacity", 2**31)):
         with pytest.raises(RequestError, match=f"; got {name}={wrong}; "):
             PagedCache(tiny().cache_sizes, **{"rows": 1, "capacity": 16, "pages": 1, name: wrong})

@@ -140,10 +140,10 @@ class RowCache(ABC):
             decoding: (row, position) of tokens that come first, each the next of its row; those rows do not grow.
 
         Raises:
-            RequestError: a row would grow past its room.
+            RequestError: a row has no room for its tokens. No row has grown then.
         """
         n, device = len(decoding), self.sizes.device
-        spans = self.spans(chunks, n)
+        spans = self.spans(chunks, decoding)
         first = torch.tensor(decoding, dtype=torch.int64).view(n, 2)
         rows = [first[:, 0], *(torch.full((span.n,), span.row) for span in spans)]
         positions = [first[:, 1], *(torch.arange(span.past, span.past + span.n) for span in spans)]
@@ -163,13 +163,14 @@ class RowCache(ABC):
             decoding=DecodeStep(words[:n], words[T : T + n], decoded) if n else None,
         )
 
-    def spans(self, chunks: Sequence[tuple[int, int]], first: int = 0) -> list[Span]:
-        """Where the tokens of the chunks lie in a step in which they begin at token `first`; the rows grow by it.
+    def spans(self, chunks: Sequence[tuple[int, int]], decoding: Sequence[tuple[int, int]] = ()) -> list[Span]:
+        """Where the tokens of the chunks lie in a step, behind those of `decoding`; the rows of the chunks grow by it.
 
         Raises:
-            RequestError: a row would grow past its room. No row has grown then.
+            RequestError: as prefill.
         """
-        spans, lengths = [], dict[int, int]()
+        self._check_decoding(decoding)
+        spans, lengths, first = [], dict[int, int](), len(decoding)
         for row, n in chunks:
             past = lengths.get(row, self.lengths[row])
             self._check_room(row, past, n)
@@ -196,9 +197,9 @@ class RowCache(ABC):
         The rows of `chunks`, which `captures` took, grow by it. decoding: (row, position) of tokens that come first.
 
         Raises:
-            RequestError: a row would grow past its room.
+            RequestError: as prefill.
         """
-        spans = self.spans(chunks, len(decoding))
+        spans = self.spans(chunks, decoding)
         return spans, self.plan(spans)
 
     def decode(self, rows: Sequence[int], positions: Sequence[int]) -> DecodeStep:
@@ -207,8 +208,7 @@ class RowCache(ABC):
         Raises:
             RequestError: a row has no room for it.
         """
-        for row, position in zip(rows, positions, strict=True):
-            self._check_room(row, position, 1)
+        self._check_decoding(list(zip(rows, positions, strict=True)))
         both = to_device([list(rows), list(positions)], self.sizes.device)
         return DecodeStep(both[0], both[1], 1 + max(positions, default=0))
 
@@ -241,6 +241,10 @@ class RowCache(ABC):
         Only a graph of an NPU asks for them.
         """
         return {}
+
+    def _check_decoding(self, decoding: Sequence[tuple[int, int]]) -> None:
+        for row, position in decoding:
+            self._check_room(row, position, 1)
 
     def _check_room(self, row: int, past: int, n: int) -> None:
         if past + n > self.room(row):

@@ -152,8 +152,8 @@ class TabledRows(PagedRows):
             self._stale = False
         return self._table
 
-    def spans(self, chunks: Sequence[tuple[int, int]], first: int = 0) -> list[Span]:
-        spans = super().spans(chunks, first)
+    def spans(self, chunks: Sequence[tuple[int, int]], decoding: Sequence[tuple[int, int]] = ()) -> list[Span]:
+        spans = super().spans(chunks, decoding)
         _ = self.table  # a captured step that runs these reads it
         return spans
 

@@ -186,7 +186,7 @@ class BucketedCache(PagedRows, FusedWrite):
         """See RowCache.
 
         Raises:
-            RequestError: a row would grow past its room, or stands twice in the step.
+            RequestError: a row has no room for its tokens, or stands twice in the step.
         """
         check_once([row for row, _ in (*decoding, *chunks)])
         self._settle(decoding)
@@ -253,7 +253,7 @@ class BucketedCache(PagedRows, FusedWrite):
         captured = self._prompts
         check_once([row for row, _ in (*decoding, *chunks)])
         self.begin(decoding)
-        spans = self.spans(chunks, len(decoding))
+        spans = self.spans(chunks, decoding)
         self._stage(*captured.kept)
         self._pieces = [
             Piece(span, self._each[: span.n], -1, self._empty_mass(span), None, None, number)
@@ -345,6 +345,7 @@ class BucketedCache(PagedRows, FusedWrite):
 
     def _settle(self, decoding: Sequence[tuple[int, int]]) -> None:
         """Before a step: place the tokens of the last step's prompts, and make room for those of `decoding`."""
+        self._check_decoding(decoding)
         pieces, self._pieces = self._pieces, []
         for piece in pieces:
             if piece.number is not None and piece.mass is not None:
