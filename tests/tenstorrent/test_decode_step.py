@@ -77,6 +77,33 @@ def test_a_table_that_changed_is_sent(emulated: None, monkeypatch: pytest.Monkey
     assert calls.counts["copy_host_to_device_tensor"] == 4
 
 
+def test_a_table_whose_copy_failed_is_sent_again(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step with the table of before would write keys into pages of other rows."""
+    model = tt.load_model(TINY)
+    cache = model.new_cache(2, 64)
+    for row in (0, 1):
+        cache.open(row, 64)
+    model(torch.full((6,), 5), cache, cache.prefill([(0, 3), (1, 3)], [2, 5]))
+    model(torch.tensor([5, 6]), cache, cache.decode([0, 1], [3, 3]))
+    copy = library.copy_host_to_device_tensor
+    for rows in ([1, 0], [0, 1]):  # the second is that of before: part of the first may have arrived
+        copies: list[None] = []
+
+        def fourth(host: Any, out: Any, copies: list[None] = copies) -> None:
+            copies.append(None)
+            if len(copies) == 4:
+                raise RuntimeError("no copy")
+            copy(host, out)
+
+        monkeypatch.setattr(library, "copy_host_to_device_tensor", fourth)
+        with pytest.raises(RuntimeError, match="no copy"):
+            model(torch.tensor([6, 5]), cache, cache.decode(rows, [4, 4]))
+    monkeypatch.setattr(library, "copy_host_to_device_tensor", copy)
+    calls = counted(monkeypatch, model.mesh)
+    model(torch.tensor([6, 5]), cache, cache.decode(rows, [4, 4]))
+    assert calls.counts["copy_host_to_device_tensor"] == 4
+
+
 def test_a_capture_that_fails_says_how_to_run_without(emulated: None, monkeypatch: pytest.MonkeyPatch) -> None:
     def begin(*_: Any, **__: Any) -> None:
         raise RuntimeError("\nTT_FATAL: the trace region is too small\nbacktrace")

@@ -99,17 +99,17 @@ class Decoder:
             (torch.tensor([list(positions)]).int(), "uint32"),
             (torch.tensor(positions).int(), "int32"),
         ]
-        there = self._inputs.get(B)
+        there, known = self._inputs.get(B), self._tables.pop(B, None)  # a copy that fails leaves an unknown table
         # rows get a new page every PAGE tokens
-        if there is None or not torch.equal(table, self._tables[B]):
+        if known is None or not torch.equal(table, known):
             values.append((table, "int32"))
-            self._tables[B] = table
         if there is None:
             self.release()
             there = self._inputs[B] = tuple(tensors.replicate(one, device, dtype=dtype) for one, dtype in values)
-            return there
-        for (one, dtype), buffer in zip(values, there, strict=False):
-            ttnn.copy_host_to_device_tensor(tensors.replicate(one, device, dtype=dtype, on_host=True), buffer)
+        else:
+            for (one, dtype), buffer in zip(values, there, strict=False):
+                ttnn.copy_host_to_device_tensor(tensors.replicate(one, device, dtype=dtype, on_host=True), buffer)
+        self._tables[B] = table
         return there
 
 
