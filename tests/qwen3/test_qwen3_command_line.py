@@ -55,7 +55,7 @@ BAD: dict[str, tuple[Callable[[Path], object], list[str], str]] = {
     "bad dtype": (lambda d: None, ["--dtype", "int4"], "int4"),
     "absent device": (lambda d: None, ["--device", "nonesuch"], "no device nonesuch"),
     "a device of another backend": (lambda d: None, ["--device", "emulator"], "with --backend tenstorrent"),
-    "bad seed": (lambda d: None, ["--seed", "-1"], "seed"),
+    "bad seed": (lambda d: None, ["--seed", "-1"], "leave --seed out"),
     "a seed that changes nothing": (
         lambda d: None,
         ["--seed", "1", "--top-k", "3"],

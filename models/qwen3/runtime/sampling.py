@@ -96,7 +96,7 @@ def seeds_of(seed: int | Sequence[int] | None, B: int) -> list[int]:
             "bad seeds",
             got=f"seed={shown(seed)}",
             expected=f"one integer, 0 .. 2^63 - {max(B, 1)}, or {B} of them, each 0 .. 2^63 - 1",
-            remedy="give one such integer, or None for fresh seeds",
+            remedy="give one such integer, or leave seed out for fresh ones",
         )
     return [s for s in seeds if s is not None]
 
