@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -46,6 +48,28 @@ def test_a_file_that_the_disk_does_not_take_is_named(
             output.write_bytes(name, b"content")
         assert isinstance(error.value.__cause__, OSError)
         assert sorted(output.directory.iterdir()) == before
+
+
+@pytest.mark.parametrize(
+    ("number", "fails"),
+    [(errno.EINVAL, False), (errno.ENOTSUP, False), (errno.ENOSYS, False), (errno.EIO, True), (errno.ENOSPC, True)],
+)
+def test_a_file_system_that_cannot_sync_a_directory_keeps_the_file(
+    number: int, fails: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The file was whole by then. A disk that fails or is full is an error."""
+    sync = os.fsync
+
+    def of_files(handle: int) -> None:
+        if stat.S_ISDIR(os.fstat(handle).st_mode):
+            raise refuses(number)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", of_files)
+    output = Output(tmp_path, MADE_BY)
+    with pytest.raises(RequestError, match="file cannot be written") if fails else nullcontext():
+        output.write_bytes("file", b"content")
+    assert (tmp_path / "file").read_bytes() == b"content"
 
 
 def test_a_directory_that_does_not_take_its_first_file_is_named(

@@ -37,6 +37,8 @@ DIFFERS = {
 }
 """What a difference in `made_by` means, in words."""
 
+_NO_SYNC = errno.EINVAL, errno.ENOTSUP, errno.ENOSYS
+"""What fsync says on file systems without it, such as of directories on a network share."""
 _ELSEWHERE = "another --out, or remove the directory"
 
 
@@ -230,8 +232,12 @@ class Output:
 
 
 def _sync(path: Path) -> None:
+    """Wait until a file or directory is on the disk, where its file system can say so."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno not in _NO_SYNC:
+            raise
     finally:
         os.close(handle)
