@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
+import resource
+
 import pytest
 import torch
 from device_cases import FP32, numbers
 from programs import KERNELS, block, buffer, grid, matmul, moved, pairs, spread, tilize, unary
 
+from ttnn_moe.errors import BackendUnavailable
 from ttnn_moe.tenstorrent.emulator import ComputeConfig, EmulatedChip, Program, Result, run
 
 CHIPS = ("p150", "n150")
@@ -66,6 +72,25 @@ def test_fp32_through_a_source_register_is_cut_to_tf32():
     a, out = device.tensor(values, "float32"), device.empty((32, 32), "float32")
     emulate(unary(1, grid(1), fmt="float32", out_fmt="float32", config=FP32), device, a=a, out=out)
     assert (out.read() == 1 + 2**-9).all()
+
+
+@pytest.mark.parametrize(("limit", "words"), [("files", "File too large"), ("addresses", "Cannot allocate memory")])
+def test_limits_that_leave_no_room_for_the_dram_are_named(limit, words, monkeypatch):
+    """ulimit -f and ulimit -v."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def full(*_, **__):
+        raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+
+    if limit == "addresses":
+        monkeypatch.setattr(mmap, "mmap", full)
+    else:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30, before[1]))
+    try:
+        with pytest.raises(BackendUnavailable, match=f"got {words}; expected 64 GiB of .*; to fix it: ulimit -v"):
+            EmulatedChip()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
 
 
 def test_silu():

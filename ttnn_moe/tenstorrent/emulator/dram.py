@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from ...errors import ContractError
+from ...errors import BackendUnavailable, ContractError
 from ...sizes import ceil_div
 from .chip import CHIPS, ChipModel
 from .formats import Format, find_format, from_faces, pack_blocks, to_faces, unpack_blocks
@@ -118,21 +118,32 @@ class EmulatedChip:
 
     Args:
         chip: a ChipModel or the name of one: n150, n300, p150.
+
+    Raises:
+        BackendUnavailable: this process may not map so large a file.
     """
 
     def __init__(self, chip: ChipModel | str = "p150"):
         self.chip = CHIPS[chip] if isinstance(chip, str) else chip
         self.tensors: list[Tensor] = []
-        if hasattr(os, "memfd_create"):
-            self._file = os.memfd_create("ttnn-moe-emulator")
-        else:
-            self._file = os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR)
-        # Sparse: only pages that are used take memory.
         self.memory_bytes = 64 << 30
-        os.ftruncate(self._file, self.memory_bytes)
-        self.memory = mmap.mmap(
-            self._file, self.memory_bytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_NORESERVE", 0)
-        )
+        try:
+            if hasattr(os, "memfd_create"):
+                self._file = os.memfd_create("ttnn-moe-emulator")
+            else:
+                self._file = os.open(tempfile.gettempdir(), os.O_TMPFILE | os.O_RDWR)
+            # Sparse: only pages that are used take memory.
+            os.ftruncate(self._file, self.memory_bytes)
+            self.memory = mmap.mmap(
+                self._file, self.memory_bytes, flags=mmap.MAP_SHARED | getattr(mmap, "MAP_NORESERVE", 0)
+            )
+        except OSError as error:
+            raise BackendUnavailable(
+                "the DRAM of an emulated chip cannot be mapped",
+                got=error.strerror or str(error),
+                expected=f"{self.memory_bytes >> 30} GiB of addresses; tensors alone take memory",
+                remedy="ulimit -v unlimited, and ulimit -f unlimited",
+            ) from error
 
     def __del__(self) -> None:
         if hasattr(self, "_file"):
