@@ -151,7 +151,7 @@ def _check_parallel(kind: str, exchange: str, device: str | None) -> None:
 
 def _check_alone(exchange: str) -> None:
     _refuse_exchange(exchange, "no --parallel")
-    if os.environ.get("WORLD_SIZE", "1") != "1":
+    if (os.environ.get("WORLD_SIZE") or "1") != "1":
         raise RequestError(
             "every process would generate the same",
             got=f"{os.environ['WORLD_SIZE']} processes of torchrun and no --parallel",

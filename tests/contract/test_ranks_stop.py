@@ -217,6 +217,13 @@ def test_ranks_that_do_not_reach_each_other_are_told_where(
         start()
 
 
+def test_an_empty_variable_of_the_launcher_is_an_absent_one(launched: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "MASTER_PORT"):
+        monkeypatch.setenv(name, "")
+    with pytest.raises(BackendUnavailable, match="got no RANK, MASTER_PORT in the environment"):
+        start()
+
+
 @pytest.mark.parametrize("local", ["2", "-1"])
 def test_a_rank_without_a_gpu_of_its_own_is_refused(
     local: str, launched: None, monkeypatch: pytest.MonkeyPatch

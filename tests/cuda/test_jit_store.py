@@ -118,6 +118,8 @@ def test_where_and_how_much(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert directory().parts[-2:] == ("ttnn-moe", "kernels")
     monkeypatch.delenv("TTNN_MOE_CACHE_MB", raising=False)
     assert limit() == 512 << 20, "as its page says"
+    monkeypatch.setenv("TTNN_MOE_CACHE_MB", "")
+    assert limit() == 512 << 20
     monkeypatch.setenv("TTNN_MOE_CACHE_MB", "3")
     assert limit() == 3 << 20
     for wrong in ("three", "²", "٣", "-1", "9" * 5000):

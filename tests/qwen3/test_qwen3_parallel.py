@@ -396,3 +396,5 @@ def test_torchrun_without_parallel_is_refused(
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert demo.main(["--device", "cpu"]) == 2
     assert "add --parallel experts" in capsys.readouterr().err
+    monkeypatch.setenv("WORLD_SIZE", "")
+    demo._check_alone("auto")

@@ -104,6 +104,14 @@ def test_ascend_on_stand_ins_passes_operator_by_operator() -> None:
     assert told["failed"] == [[]] and "environment: " in told["machine"][-1]  # type: ignore[index]
 
 
+def test_one_process_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "")
+    assert parallel_cases.start("cpu") == (0, 1)
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(ContractError, match="WORLD_SIZE is no number of processes; got 'two'"):
+        parallel_cases.start("cpu")
+
+
 def test_what_a_check_raises_is_its_failure() -> None:
     def fail() -> Tensor:
         raise RuntimeError("out of memory")

@@ -13,12 +13,13 @@ from torch import Tensor
 
 from ..backend import Backend, RunsOnNpu
 from ..contract import Placement, Problem
-from ..errors import BackendUnavailable
+from ..errors import BackendUnavailable, ContractError
 from ..parallel import ExpertParallel
 from ..parallel.exchanges import EXCHANGES, Topology, agreement
 from ..parallel.exchanges.npu_limits import RANKS_OF_A_SERVER
 from ..parallel.exchanges.npu_plan import plan
 from ..parallel.ranks import own_device
+from ..sizes import natural
 from .bounds import BOUND
 from .check import Check, repeated
 from .contract_cases import expected
@@ -31,9 +32,17 @@ def start(device: str) -> tuple[int, int]:
     """(rank, number of ranks): under torchrun torch.distributed is started on this rank's device; else (0, 1).
 
     Raises:
-        BackendUnavailable: see own_device.
+        BackendUnavailable: see own_device. ContractError: WORLD_SIZE is no number.
     """
-    size = int(os.environ.get("WORLD_SIZE", "1"))
+    said = os.environ.get("WORLD_SIZE") or "1"
+    size = natural(said)
+    if size is None:
+        raise ContractError(
+            "WORLD_SIZE is no number of processes",
+            got=repr(said),
+            expected="a whole number",
+            remedy="unset it, or start the processes with torchrun",
+        )
     if size == 1:
         return 0, 1
     if device != "cpu":

@@ -14,7 +14,7 @@ from programs import KERNELS, buffer, corners, grid
 from ttnn_moe.errors import ContractError
 from ttnn_moe.tenstorrent import runtime
 from ttnn_moe.tenstorrent.emulator import EmulatedChip, Kernel, Placeholder, Program, Result, Semaphore, library, run
-from ttnn_moe.tenstorrent.emulator.run import SEED_VARIABLE
+from ttnn_moe.tenstorrent.emulator.run import SEED_VARIABLE, seed_of_environment
 
 SEEDS = range(3)
 
@@ -79,6 +79,11 @@ def test_a_seed_gives_one_schedule_and_another_gives_another():
 
 
 def test_a_seed_that_is_no_number(monkeypatch):
+    monkeypatch.setenv(SEED_VARIABLE, "")
+    assert seed_of_environment() == 0
+    monkeypatch.setenv(SEED_VARIABLE, "9" * 5000)
+    with pytest.raises(ContractError, match=f"{SEED_VARIABLE} is no seed"):
+        seed_of_environment()
     monkeypatch.setenv(SEED_VARIABLE, "many")
     with pytest.raises(ContractError, match=f"{SEED_VARIABLE} is no seed.*many"):
         emulate("TELLS")

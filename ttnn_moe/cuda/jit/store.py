@@ -38,7 +38,7 @@ def directory() -> Path:
 
 def limit() -> int:
     """Bytes that the kept kernels may take together."""
-    text = os.environ.get("TTNN_MOE_CACHE_MB", str(DEFAULT_MB))
+    text = os.environ.get("TTNN_MOE_CACHE_MB") or str(DEFAULT_MB)
     size = natural(text)
     if size is None:
         raise ContractError("TTNN_MOE_CACHE_MB is not a size", got=repr(text), expected="a whole number of megabytes")

@@ -47,7 +47,7 @@ class SharedMemoryExchange:
             return "shared memory without a name is Linux's; to fix it: exchange='all_to_all'"
         if platform.machine() not in ("x86_64", "AMD64"):
             return f"it needs x86's order of stores, and this is {platform.machine()}; use exchange='all_to_all'"
-        hosts = {os.environ.get(name) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
+        hosts = {os.environ.get(name) or None for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE")}
         if None not in hosts and len(hosts) > 1:
             return "the ranks are on several hosts, and no transport between hosts is here; use exchange='all_to_all'"
         if topology.wire == torch.float16:

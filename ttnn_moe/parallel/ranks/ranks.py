@@ -182,7 +182,7 @@ def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:
         BackendUnavailable: no launcher started this process; the ranks cannot reach each other; or this rank has no
             device of its own. Others: as Ranks.
     """
-    absent = [name for name in _LAUNCHED if name not in os.environ]
+    absent = [name for name in _LAUNCHED if not os.environ.get(name)]
     if absent:
         raise BackendUnavailable(
             "this process is none of several ranks",

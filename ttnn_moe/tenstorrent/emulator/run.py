@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import ContractError, TtnnMoeError
+from ...sizes import natural
 from ...sources import kernel_path
 from .build import KERNELS, KernelBuild, build_all, engine
 from .dram import EmulatedChip, Tensor
@@ -91,9 +92,10 @@ def run(
 def seed_of_environment() -> int:
     """The schedule's seed that $TTNN_MOE_EMULATOR_SEED names, else 0."""
     said = os.environ.get(SEED_VARIABLE) or "0"
-    if not said.isdecimal():
+    seed = natural(said)
+    if seed is None:
         raise ContractError(f"{SEED_VARIABLE} is no seed", got=repr(said), expected="a number from 0 on")
-    return int(said)
+    return seed
 
 
 def _start(command: Sequence[str | Path], device: EmulatedChip, timeout_s: int) -> subprocess.CompletedProcess[str]:
