@@ -16,20 +16,19 @@ MOST_BYTES = 256 << 20
 """Of a text file: far above the largest tokenizer.json."""
 
 
-def path_of(directory: object) -> Path:
-    """The path of a checkpoint's directory.
+def path_of(
+    path: object,
+    refusal: str = "no directory of a checkpoint",
+    remedy: str = "name the directory that holds config.json",
+) -> Path:
+    """The path that a caller gives: of a checkpoint's directory, where `refusal` and `remedy` say nothing else.
 
     Raises:
         CheckpointError: no path.
     """
-    if isinstance(directory, str | os.PathLike):
-        return Path(directory)
-    raise CheckpointError(
-        "no directory of a checkpoint",
-        got=shown(directory),
-        expected="a path, as str or pathlib.Path",
-        remedy="name the directory that holds config.json",
-    )
+    if isinstance(path, str | os.PathLike):
+        return Path(path)
+    raise CheckpointError(refusal, got=shown(path), expected="a path, as str or pathlib.Path", remedy=remedy)
 
 
 @contextmanager

@@ -10,10 +10,11 @@ import torch
 
 from ttnn_moe import registry
 from ttnn_moe.accelerator import on_host
-from ttnn_moe.arguments import FLOATS, names_of
+from ttnn_moe.arguments import FLOATS, as_integer, names_of
 from ttnn_moe.contract import HIDDEN_DTYPES, Problem
 from ttnn_moe.errors import CheckpointError, RequestError
 from ttnn_moe.tenstorrent.runtime import is_emulator
+from ttnn_moe.visible import shown
 
 from .checkpoint import Checkpoint, slots
 from .config import Qwen3MoeConfig
@@ -103,10 +104,20 @@ def device_of(device: torch.device | str | None, backend: str) -> torch.device:
     """The device asked for, or the one that suits the backend.
 
     Raises:
-        RequestError: torch does not know it, or has none here.
+        RequestError: it is no device, torch does not know it, or has none here.
     """
     if device is None:
         device = {"cuda": "cuda", "ascend": "npu"}.get(registry.resolve(backend), "cpu")
+    if not isinstance(device, torch.device | str):
+        number = as_integer(device)
+        if number is None:
+            raise RequestError(
+                "device is no device",
+                got=f"device={shown(device)}",
+                expected="a torch.device or its name, as cuda:1 or cpu, or the number of an accelerator",
+                remedy="leave device out for the one that suits the backend",
+            )
+        device = number
     if is_emulator(str(device)):
         raise RequestError(
             "the emulator runs generate and bench-model alone, with backend tenstorrent",
@@ -115,7 +126,7 @@ def device_of(device: torch.device | str | None, backend: str) -> torch.device:
         )
     try:
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError) as error:  # what torch raises depends on how it was built
+    except (RuntimeError, AssertionError, ValueError) as error:  # what torch raises depends on how it was built
         raise RequestError(f"no device {device} here", got=str(error).splitlines()[0], remedy="use cpu") from error
 
 

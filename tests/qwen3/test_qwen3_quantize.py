@@ -308,6 +308,14 @@ OUTS: dict[str, tuple[Callable[[Path, Path], dict[str, Any]], str]] = {
         lambda out, _: {"format": "int3"},
         r"unknown format; got 'int3'; expected one of \['int4_24', 'mxfp4'\]",
     ),
+    "an odd text": (
+        lambda *_: {"calibrate": 3},
+        "calibrate is no path; got 3; expected a path.*; to fix it: name a text",
+    ),
+    "an odd device": (
+        lambda *_: {"device": []},
+        r"device is no device; got device=\[\]; expected .*; to fix it: leave device out",
+    ),
     "no such device": (lambda out, _: {"device": "cuda:99"}, "no device cuda:99 here"),
     "no checkpoint": (lambda out, tmp: {"directory": tmp}, "not a checkpoint: it has no config.json"),
 }

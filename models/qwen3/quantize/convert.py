@@ -95,7 +95,8 @@ class Conversion:
             )
         self.sizes = config.num_experts, config.hidden_size, config.moe_intermediate_size
         self._check_sizes(directory)
-        self.device = device_of(device or ("cuda" if torch.cuda.is_available() else "cpu"), "reference")
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        self.device = device_of(default if device is None else device, "reference")
         if self.device.type == "meta":
             raise RequestError(
                 "the device of a conversion holds no values",
@@ -321,5 +322,5 @@ def quantize_model(
         RequestError: an `out` that holds anything else, has too little room, or cannot be written; an empty text, or
             one for a format that is not calibrated; no number of tokens; no such device.
     """
-    paths = path_of(directory), path_of(out), format, None if calibrate is None else Path(calibrate)
-    return Conversion(*paths, tokens, device).run(progress)
+    text = None if calibrate is None else path_of(calibrate, "calibrate is no path", "name a text file")
+    return Conversion(path_of(directory), path_of(out), format, text, tokens, device).run(progress)
