@@ -10,28 +10,33 @@ from . import registry
 from .contract import Experts, Problem, check_kind
 from .errors import ContractError
 from .formats import int4_24, mxfp4, mxfp4_boxes
+from .formats.in_place import Mark, no_mark
 
 
-def arrange(experts: Experts) -> Experts:
+def arrange(experts: Experts, mark: Mark = no_mark) -> Experts:
     """The same weights as `mxfp4_boxes`, in the same tensors. Do not use `experts` afterwards: their bytes moved.
 
     Needs temporary memory for a few experts. `restore` is the inverse. Tensors may come from inference mode. Where it
     fails or is interrupted, `experts` are as before.
 
+    Args:
+        mark: called with whether the bytes are arranged now. An interrupt may come between the return of `arrange`
+            and the caller's next statement: what `mark` keeps is right then, too.
+
     Raises:
         ContractError: no Experts, or experts of another format; it failed, and so did bringing the old bytes back: load
             the weights again.
     """
-    return _changed(experts, mxfp4.NAME, mxfp4_boxes.NAME)
+    return _changed(experts, mxfp4.NAME, mxfp4_boxes.NAME, mark)
 
 
-def restore(experts: Experts) -> Experts:
-    """The same weights as `mxfp4`, in the same tensors: the inverse of `arrange`.
+def restore(experts: Experts, mark: Mark = no_mark) -> Experts:
+    """The same weights as `mxfp4`, in the same tensors: the inverse of `arrange`, with its arguments.
 
     Raises:
         ContractError: as `arrange`.
     """
-    return _changed(experts, mxfp4_boxes.NAME, mxfp4.NAME)
+    return _changed(experts, mxfp4_boxes.NAME, mxfp4.NAME, mark)
 
 
 def arranged(experts: Experts) -> Experts:
@@ -53,11 +58,11 @@ def gains(experts: Experts) -> bool:
     return registry.why_not(problem).get("cuda") is None
 
 
-def at_load(experts: Experts) -> Experts:
-    """For loaders, which own the tensors: `arrange(experts)` where it gains; of int4_24, whether fp16 holds scales."""
+def at_load(experts: Experts, mark: Mark = no_mark) -> Experts:
+    """For loaders, which own the tensors: `arrange` where it gains; of int4_24, whether fp16 holds scales."""
     if experts.format == int4_24.NAME:
         return replace(experts, fp16_scales=int4_24.fit_fp16(*experts.tensors.values()))
-    return arrange(experts) if gains(experts) else experts
+    return arrange(experts, mark) if gains(experts) else experts
 
 
 def restored(experts: Experts) -> Experts:
@@ -70,10 +75,10 @@ def restored(experts: Experts) -> Experts:
     return restore(replace(experts, tensors={name: tensor.clone() for name, tensor in experts.tensors.items()}))
 
 
-def _changed(experts: Experts, before: str, after: str) -> Experts:
+def _changed(experts: Experts, before: str, after: str, mark: Mark) -> Experts:
     check_kind(experts, Experts)
     if experts.format != before:
         raise ContractError("experts have another format", got=experts.format, expected=before)
     changed = replace(experts, format=after)  # before a byte moves: it may raise
-    mxfp4_boxes.reorder(experts.tensors, experts.gate_up_order, inverse=after == mxfp4.NAME)
+    mxfp4_boxes.reorder(experts.tensors, experts.gate_up_order, inverse=after == mxfp4.NAME, mark=mark)
     return changed

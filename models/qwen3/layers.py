@@ -149,11 +149,10 @@ class MoE(nn.Module):
         """The weights as the operator takes them: the same memory."""
         first = getattr(self, self._names[0])
         if self._experts is None or not self._experts_of or self._experts_of[0] is not first:
+            self._forget()
             self._experts_of = (first,)
             form = mxfp4_boxes.NAME if self._arranged else self.format.name
-            self._experts = arranging.at_load(ttnn_moe.Experts(form, *self._sizes, self._held()))
-            self._arranged = self._experts.format == mxfp4_boxes.NAME
-            self._prepared = {}
+            self._experts = arranging.at_load(ttnn_moe.Experts(form, *self._sizes, self._held()), self._mark)
         return self._experts
 
     def _restore(self) -> None:
@@ -161,10 +160,17 @@ class MoE(nn.Module):
 
         Graphs that were captured before read other bytes then.
         """
-        if self._arranged:
-            arranging.restore(self.experts)
-        self._arranged, self._experts = False, None
-        self._prepared = {}  # they hold the weights that were
+        experts = self.experts if self._arranged else None
+        self._forget()
+        if experts is not None:
+            arranging.restore(experts, self._mark)
+
+    def _forget(self) -> None:
+        """What was made of the weights."""
+        self._experts, self._prepared = None, {}
+
+    def _mark(self, arranged: bool) -> None:
+        self._arranged = arranged
 
     def _apply(self, fn: Any, recurse: bool = True) -> MoE:
         self._restore()  # .to(), .cuda(), .bfloat16() put other memory behind the parameters

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
-import sys
-from collections.abc import Callable, Iterator
-from types import FrameType
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -15,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import ttnn_moe
+from interrupts import Interrupt, each_interrupt, run_to
 from mxfp4_cases import FORMS, Form, random_mxfp4, spoil
 from ttnn_moe import ContractError, Experts, Problem, Routing, arranging
 from ttnn_moe.formats import get_format, in_place, mxfp4_boxes
@@ -86,23 +85,6 @@ def test_experts_of_a_device_are_a_slice() -> None:
     assert all(torch.equal(tensor, boxes.tensors[name][1:3]) for name, tensor in some.items())
 
 
-class Interrupt(BaseException):
-    pass
-
-
-def interrupted(at: int, lines: Iterator[int]) -> Callable[..., Any]:
-    """A trace function that raises Interrupt before line number `at` of those that run in the exchange."""
-
-    def trace(frame: FrameType, event: str, _: object) -> Callable[..., Any] | None:
-        if frame.f_code.co_filename not in (in_place.__file__, mxfp4_boxes.__file__):
-            return None
-        if event == "line" and next(lines) == at:
-            raise Interrupt
-        return trace
-
-    return trace
-
-
 @pytest.fixture(params=["arrange", "restore"])
 def exchange(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
@@ -114,13 +96,8 @@ def exchange(
     experts = ttnn_moe.arrange(experts) if back else experts
 
     def change(at: int) -> int:
-        tracer, lines = sys.gettrace(), itertools.count()
-        sys.settrace(interrupted(at, lines))
-        try:
-            (ttnn_moe.restore if back else ttnn_moe.arrange)(experts)
-        finally:
-            sys.settrace(tracer)
-        return next(lines)
+        work = partial(ttnn_moe.restore if back else ttnn_moe.arrange, experts)
+        return run_to(at, work, in_place, mxfp4_boxes)
 
     before = {name: tensor.clone() for name, tensor in experts.tensors.items()}
     for _ in range(2):  # the first time, tables are made
@@ -139,6 +116,46 @@ def test_an_interrupt_leaves_the_bytes_of_before(exchange: tuple[Experts, Callab
         assert all(torch.equal(tensor, before[name]) for name, tensor in experts.tensors.items()), at
 
 
+@pytest.mark.parametrize("back", [False, True], ids=["arrange", "restore"])
+def test_a_mark_agrees_with_the_bytes_wherever_an_interrupt_comes(back: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also behind the last byte, where the caller's next statement would have kept it."""
+    monkeypatch.setattr(mxfp4_boxes, "_BLOCK", 1)
+    plain = random_mxfp4(2, 32, 32, Form(), "cpu")
+    boxes = arranging.arranged(plain)
+    experts = boxes if back else plain
+    given = {name: tensor.clone() for name, tensor in experts.tensors.items()}
+    bytes_of = {side.format: {name: t.clone() for name, t in side.tensors.items()} for side in (plain, boxes)}
+    marks = [back]
+
+    def work() -> None:
+        marks[:] = [back]
+        for name, tensor in experts.tensors.items():
+            tensor.copy_(given[name])
+        (ttnn_moe.restore if back else ttnn_moe.arrange)(experts, marks.append)
+
+    def check() -> None:
+        want = bytes_of[NAME if marks[-1] else "mxfp4"]
+        assert all(torch.equal(tensor, want[name]) for name, tensor in experts.tensors.items()), marks
+
+    assert each_interrupt(work, check, in_place, mxfp4_boxes, arranging) > 50
+    assert marks == [back, not back]
+
+
+def test_a_mark_is_undone_with_the_bytes() -> None:
+    experts, marks = random_mxfp4(2, 32, 32, Form(), "cpu"), list[bool]()
+    before = {name: tensor.clone() for name, tensor in experts.tensors.items()}
+
+    def mark(arranged: bool) -> None:
+        marks.append(arranged)
+        if arranged:
+            raise Interrupt
+
+    with pytest.raises(Interrupt):
+        ttnn_moe.arrange(experts, mark)
+    assert marks == [True, False]
+    assert all(torch.equal(tensor, before[name]) for name, tensor in experts.tensors.items())
+
+
 def test_no_weight_is_a_number_where_the_old_bytes_do_not_come_back(
     exchange: tuple[Experts, Callable[[int], int], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,12 +163,7 @@ def test_no_weight_is_a_number_where_the_old_bytes_do_not_come_back(
     undo = in_place._undo
 
     def failing(*args: Any) -> None:
-        tracer = sys.gettrace()
-        sys.settrace(interrupted(3, itertools.count()))
-        try:
-            undo(*args)
-        finally:
-            sys.settrace(tracer)
+        run_to(3, partial(undo, *args), in_place, mxfp4_boxes)
 
     monkeypatch.setattr(in_place, "_undo", failing)
     with pytest.raises(ContractError, match=r"two orders; got Interrupt\(\) .*; to fix it: load them again"):

@@ -14,10 +14,12 @@ from torch import Tensor, nn
 
 from gpt_oss_models import LAYERS, E, H, I, save
 from hf_models import batch, experts_of, hf, on_devices, transformers
-from ttnn_moe import Experts, Routing, moe
+from interrupts import each_interrupt
+from ttnn_moe import Experts, Routing, arranging, moe
 from ttnn_moe.errors import CheckpointError, ContractError, GradientsRefused
-from ttnn_moe.formats import mxfp4
+from ttnn_moe.formats import in_place, mxfp4, mxfp4_boxes
 from ttnn_moe.integrations.gpt_oss import PREFIX, load_experts
+from ttnn_moe.integrations.transformers import mxfp4 as layouts
 from ttnn_moe.integrations.transformers.mxfp4 import Mxfp4Experts
 from ttnn_moe.selfcheck.bounds import token_errors
 
@@ -136,6 +138,25 @@ def test_arranged_experts_stay_so_where_a_load_is_interrupted(
     assert torch.equal(logits(model, inputs), want)
 
 
+def test_a_module_knows_its_bytes_wherever_an_interrupt_comes(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(layouts, "gains", lambda experts: experts.format == "mxfp4")
+    module = Mxfp4Experts(load(checkpoint).config)
+    state = {name: torch.randint_like(tensor, 250) for name, tensor in module.state_dict().items()}
+    module.load_state_dict(state)
+
+    def work() -> None:
+        module.arrange()
+        module.load_state_dict(state)
+
+    def check() -> None:
+        assert all(torch.equal(tensor, state[name]) for name, tensor in module.state_dict().items())
+
+    assert each_interrupt(work, check, in_place, mxfp4_boxes, arranging, layouts) > 100
+    assert module.arranged
+
+
 def test_experts_that_a_load_leaves_unarranged_are_read_as_they_lie(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -144,7 +165,7 @@ def test_experts_that_a_load_leaves_unarranged_are_read_as_they_lie(
     model, inputs = load(checkpoint), batch()
     want, state = logits(model, inputs), model.state_dict()
 
-    def interrupted(experts: Any) -> None:
+    def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):

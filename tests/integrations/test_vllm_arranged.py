@@ -11,10 +11,12 @@ from torch import Tensor
 
 import ttnn_moe
 import vllm_layers
+from interrupts import each_interrupt
 from ttnn_moe import arranging
 from ttnn_moe.contract import Experts
 from ttnn_moe.errors import ContractError
-from ttnn_moe.formats import int4_24
+from ttnn_moe.formats import in_place, int4_24, mxfp4_boxes
+from ttnn_moe.integrations.vllm import arranged
 from ttnn_moe.integrations.vllm.surface import QUANTISED
 from vllm_layers import E, applied, call
 from vllm_packed import config, filled, packed
@@ -61,6 +63,26 @@ def test_a_loaded_layer_is_arranged_once(layer: Any) -> None:
         is_arranged(layer, tensors)
         computes(layer, experts)
         layer.quant_method.process_weights_after_loading(layer)
+
+
+def test_a_parameter_knows_its_bytes_wherever_an_interrupt_comes(make: Any) -> None:
+    """One tensor is arranged at a time, and a layer that is processed again goes on with the others."""
+    experts, tensors = packed("mxfp4")
+    layer = filled(make, "mxfp4", tensors)
+
+    def work() -> None:
+        for name, parameter in layer.named_parameters():
+            parameter.data.copy_(tensors[name])
+            setattr(parameter, arranged._MARK, False)
+        layer.quant_method.process_weights_after_loading(layer)
+
+    def check() -> None:
+        state = layer.state_dict()
+        assert all(torch.equal(state[name], tensor) for name, tensor in tensors.items())
+
+    assert each_interrupt(work, check, in_place, mxfp4_boxes, arranged) > 100
+    is_arranged(layer, tensors)
+    computes(layer, experts)
 
 
 def test_a_state_dict_has_the_checkpoints_bytes(layer: Any) -> None:

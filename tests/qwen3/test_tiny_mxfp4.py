@@ -11,9 +11,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from command import run
+from interrupts import each_interrupt
 from tiny_answers import check_every_task
+from ttnn_moe import arranging
 from ttnn_moe.errors import CheckpointError
-from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, Qwen3MoeConfig, load_model
+from ttnn_moe.formats import in_place, mxfp4_boxes
+from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, Qwen3MoeConfig, layers, load_model
 from ttnn_moe.models.qwen3.layers import MoE
 from ttnn_moe.models.qwen3.quantize import quantize_model
 from ttnn_moe.models.qwen3.weights import randomize
@@ -61,6 +64,24 @@ def test_arranged_experts(model: Qwen3Moe, converted: Path, monkeypatch: pytest.
             assert torch.equal(tensor, state[name].to(tensor.dtype)), name
     other.load_state_dict(state)
     assert torch.equal(other(tokens).to(want.dtype), want)
+
+
+def test_a_layer_knows_its_bytes_wherever_an_interrupt_comes(
+    model: Qwen3Moe, converted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain, mlp = (mixtures(network)[0] for network in (model, load_model(converted, "reference", "cpu")))
+    x = torch.randn(2, plain.router.in_features).to(plain.router.weight.dtype)
+    ids, weights = torch.tensor([[0, 1], [2, 3]]), torch.ones(2, 2)
+    state, want = plain.state_dict(), plain.add_experts(x, ids, weights, x, None)
+    monkeypatch.setattr("ttnn_moe.arranging.gains", lambda experts: experts.format == "mxfp4")
+
+    def check() -> None:
+        assert all(torch.equal(tensor, state[name]) for name, tensor in mlp.state_dict().items())
+        assert torch.equal(mlp.add_experts(x, ids, weights, x, None), want)
+
+    modules = in_place, mxfp4_boxes, arranging, layers
+    assert each_interrupt(lambda: (mlp._restore(), mlp.experts), check, *modules) > 100
+    assert mlp.experts.format == "mxfp4_boxes"
 
 
 def test_random_codes_have_the_standard_deviation_of_random_weights(converted: Path) -> None:

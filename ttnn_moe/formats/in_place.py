@@ -15,6 +15,15 @@ class Torn(ContractError):
     """Some parts are changed, and others are not."""
 
 
+Mark = Callable[[bool], object]
+"""Keeps for the owner of tensors which bytes they have. An interrupt may come before or after the call: what it keeps
+agrees with the bytes all the same."""
+
+
+def no_mark(_: bool) -> None:
+    """The Mark of tensors whose owner keeps none."""
+
+
 @dataclass(frozen=True)
 class Part:
     """A part of a tensor: some experts.
@@ -28,8 +37,11 @@ class Part:
     back: Callable[[Tensor], Tensor]
 
 
-def change(parts: Sequence[Part]) -> None:
+def change(parts: Sequence[Part], mark: Mark = no_mark) -> None:
     """Give each part its new bytes. Where that fails or is interrupted, all parts have their old bytes again.
+
+    Args:
+        mark: called with True once all parts have their new bytes, and with False once they have the old ones again.
 
     Raises:
         Torn: bringing the old bytes back failed or was interrupted, too.
@@ -41,9 +53,11 @@ def change(parts: Sequence[Part]) -> None:
             at = i, part.there(part.held)
             part.held.copy_(at[1])
             at = i + 1, None
+        mark(True)
     except BaseException:
         try:
             _undo(parts, *at)
+            mark(False)
         except BaseException as error:
             raise Torn(
                 "the weights lie in two orders",

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .format import ExpertWeights
-from .in_place import Part, Torn, change
+from .in_place import Mark, Part, Torn, change, no_mark
 from .mxfp4 import GROUP, Mxfp4Format, dequantise
 from .ue8m0 import NAN
 
@@ -107,10 +107,13 @@ def _exchange(eights: Tensor, tables: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def reorder(tensors: Mapping[str, Tensor], gate_up_order: str, inverse: bool) -> None:
+def reorder(tensors: Mapping[str, Tensor], gate_up_order: str, inverse: bool, mark: Mark = no_mark) -> None:
     """Arrange tensors of mxfp4 in place, some experts at a time, or bring arranged ones back.
 
     Where this fails or is interrupted, the tensors have the bytes of before.
+
+    Args:
+        mark: called with whether they are arranged now.
 
     Raises:
         Torn: that, too, failed or was interrupted. All scales are NaN then: no use gives numbers.
@@ -118,7 +121,7 @@ def reorder(tensors: Mapping[str, Tensor], gate_up_order: str, inverse: bool) ->
     names = [f"{matrix}_{part}" for matrix in ("gate_up", "down") for part in ("blocks", "scales")]
     parts = [part for name in names for part in _parts(name, tensors[name], gate_up_order, inverse)]
     try:
-        change(parts)
+        change(parts, lambda changed: mark(changed != inverse))
     except Torn:
         for name in names:
             if name.endswith("_scales"):
@@ -127,13 +130,13 @@ def reorder(tensors: Mapping[str, Tensor], gate_up_order: str, inverse: bool) ->
 
 
 @torch.inference_mode()
-def reorder_tensor(name: str, tensor: Tensor, gate_up_order: str, inverse: bool) -> None:
+def reorder_tensor(name: str, tensor: Tensor, gate_up_order: str, inverse: bool, mark: Mark = no_mark) -> None:
     """As `reorder`, of the tensor of that name alone: the bytes of one never go to another.
 
     Raises:
         Torn: it failed, and so did bringing the old bytes back.
     """
-    change(_parts(name, tensor, gate_up_order, inverse))
+    change(_parts(name, tensor, gate_up_order, inverse), lambda changed: mark(changed != inverse))
 
 
 @torch.inference_mode()

@@ -79,8 +79,10 @@ class Mxfp4Experts(nn.Module):
         """Arrange the parameters where that gains: once they are loaded, and before the first call."""
         experts = self._experts()
         if gains(experts):
-            arrange(experts)
-            self.arranged = True
+            arrange(experts, self._mark)
+
+    def _mark(self, arranged: bool) -> None:
+        self.arranged = arranged
 
     def _experts(self) -> Experts:
         flat = {
@@ -95,15 +97,14 @@ class Mxfp4Experts(nn.Module):
 
     def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
         # a call may have bound the experts: their bytes stay arranged, also where this fails
-        if self.arranged:
-            restore(self._experts())
+        before = self.arranged
         try:
+            if before:
+                restore(self._experts(), self._mark)
             super()._load_from_state_dict(*args, **options)
         finally:
-            if self.arranged:
-                self.arranged = False
-                arrange(self._experts())
-                self.arranged = True
+            if before and not self.arranged:
+                arrange(self._experts(), self._mark)
 
     def tensors(self) -> dict[str, Tensor]:
         """Those of the Experts, by its names; as they lie."""

@@ -7,11 +7,13 @@ called by somebody else writes arranged bytes into an arranged parameter.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor
 
 from ...formats import mxfp4, mxfp4_boxes
+from ...formats.in_place import Mark, no_mark
 
 _MARK = "ttnn_moe_arranged"
 _ORDER = "halves"
@@ -24,8 +26,7 @@ def is_arranged(parameter: Tensor) -> bool:
 def arrange(parameter: Tensor, name: str) -> None:
     """Arrange a parameter in place, unless it is. name: in a checkpoint."""
     if not is_arranged(parameter):
-        _reorder(parameter.data, name, inverse=False)
-        setattr(parameter, _MARK, True)
+        _reorder(parameter.data, name, inverse=False, mark=partial(setattr, parameter, _MARK))
 
 
 def fill(parameter: Tensor, loaded: Tensor, name: str) -> None:
@@ -50,5 +51,5 @@ def restore_state(layer: Any, state: dict[str, Tensor], prefix: str, *_: Any) ->
             _reorder(state[prefix + name], name, inverse=True)
 
 
-def _reorder(tensor: Tensor, name: str, inverse: bool) -> None:
-    mxfp4_boxes.reorder_tensor(name.replace("_proj_", "_"), tensor, _ORDER, inverse)
+def _reorder(tensor: Tensor, name: str, inverse: bool, mark: Mark = no_mark) -> None:
+    mxfp4_boxes.reorder_tensor(name.replace("_proj_", "_"), tensor, _ORDER, inverse, mark)
