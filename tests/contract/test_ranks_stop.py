@@ -224,6 +224,21 @@ def test_an_empty_variable_of_the_launcher_is_an_absent_one(launched: None, monk
         start()
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"device": []}, r"no collectives for this device; got \[\]"),
+        ({"device": "tpu"}, "no collectives for this device; got 'tpu'"),
+        ({"timeout": "long"}, "timeout is no time to wait; got timeout='long'"),
+        ({"timeout": -1}, "timeout is no time to wait; got timeout=-1"),
+    ],
+    ids=str,
+)
+def test_what_no_ranks_start_with(given: dict[str, Any], words: str, launched: None) -> None:
+    with pytest.raises(ContractError, match=words):
+        start(**given)
+
+
 @pytest.mark.parametrize("local", ["2", "-1"])
 def test_a_rank_without_a_gpu_of_its_own_is_refused(
     local: str, launched: None, monkeypatch: pytest.MonkeyPatch

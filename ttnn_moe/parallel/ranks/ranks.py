@@ -14,8 +14,10 @@ import torch
 import torch.distributed as dist
 
 from ... import __version__
+from ...arguments import seconds
 from ...errors import BackendUnavailable, ContractError, TtnnMoeError
 from ...sizes import natural
+from ...visible import shown
 from ..compare import compare
 from ..exchanges.hierarchical import abandon
 from ..hierarchical.transport import PeerStopped
@@ -180,7 +182,7 @@ def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:
 
     Raises:
         BackendUnavailable: no launcher started this process; the ranks cannot reach each other; or this rank has no
-            device of its own. Others: as Ranks.
+            device of its own. ContractError: another device, or a timeout that is none. Others: as Ranks.
     """
     absent = [name for name in _LAUNCHED if not os.environ.get(name)]
     if absent:
@@ -190,8 +192,9 @@ def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:
             expected="the variables that torchrun sets",
             remedy="torchrun --nproc-per-node N -m ttnn_moe ...",
         )
-    if device not in COLLECTIVES:
-        raise ContractError("no collectives for this device", got=device, expected=f"one of {list(COLLECTIVES)}")
+    if not isinstance(device, str) or device not in COLLECTIVES:
+        raise ContractError("no collectives for this device", got=shown(device), expected=f"one of {list(COLLECTIVES)}")
+    timeout = seconds("timeout", timeout)
     if device != "cpu":
         device = own_device(device)
     try:
@@ -216,15 +219,14 @@ def own_device(device: str) -> str:
     Raises:
         BackendUnavailable: LOCAL_RANK names none, or nothing says which.
     """
-    library, said = getattr(torch, device), os.environ.get("LOCAL_RANK")
+    library, given = getattr(torch, device), os.environ.get("LOCAL_RANK")
     devices = library.device_count()
-    if not said and (devices == 1 or os.environ.get("WORLD_SIZE") == "1"):
-        said = "0"
-    local = natural(said) if said else None
+    sole = devices == 1 or os.environ.get("WORLD_SIZE") == "1"
+    local = natural(given) if given else 0 if sole else None
     if local is None or local >= devices:
         raise BackendUnavailable(
             f"this rank has no {device} device of its own",
-            got=f"LOCAL_RANK={said}, and {devices} devices" if said else f"no LOCAL_RANK, and {devices} devices",
+            got=f"{f'LOCAL_RANK={given}' if given else 'no LOCAL_RANK'}, and {devices} devices",
             expected="a device for each process of this host, and its number in LOCAL_RANK",
             remedy="torchrun --nproc-per-node N, with N devices or fewer; under srun or mpirun let each process have "
             "LOCAL_RANK=$SLURM_LOCALID or $OMPI_COMM_WORLD_LOCAL_RANK",
