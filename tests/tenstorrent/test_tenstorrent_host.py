@@ -7,6 +7,7 @@ import importlib.util
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from ttnn_moe.sources import kernel_path
 from ttnn_moe.tenstorrent import device as devices
 from ttnn_moe.tenstorrent import sfpi
 from ttnn_moe.tenstorrent.backend import TenstorrentBackend
+from ttnn_moe.tenstorrent.runtime import DEVICE
 
 
 @pytest.fixture
@@ -50,6 +52,26 @@ def test_without_a_card(installed: Path) -> None:
     assert devices.SIMULATOR in found.remedy
     with pytest.raises(BackendUnavailable, match="no Tenstorrent device"):
         devices.open_device()
+
+
+@pytest.mark.parametrize("name", ["emulatr", "cuda", "n150"])
+def test_a_name_that_is_none_opens_no_card(name: str, installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slip in the emulator's name."""
+    (installed.parent / "dev").mkdir()
+    (installed.parent / "dev" / "0").touch()
+    monkeypatch.setattr(devices, "_compiler", lambda: None)
+    assert devices.probe("").available
+    words = f"no Tenstorrent device is named '{name}'; to fix it: name emulator or emulator:n150"
+    with pytest.raises(BackendUnavailable, match=words):
+        devices.open_device(device=name)
+    monkeypatch.setenv(DEVICE, name)
+    assert not devices.probe().available
+
+
+@pytest.mark.parametrize("name", [3, [], b"emulator", True, torch.device("cpu")], ids=str)
+def test_what_is_no_name_of_a_device_is_refused(name: Any) -> None:
+    with pytest.raises(ContractError, match="device is no name; got device=.*; expected emulator or"):
+        devices.open_device(device=name)
 
 
 def test_without_the_simulator_that_is_named(installed: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,6 +25,12 @@ def test_formats_of_experts(text, gate_up, down):
     assert ModelFormats.parse(text).experts(7) == formats
 
 
+@pytest.mark.parametrize("text", [3, [], b"bfloat16"], ids=str)
+def test_formats_that_are_no_text_are_refused(text: object) -> None:
+    with pytest.raises(ContractError, match="formats of weights are no text; got"):
+        ModelFormats.parse(text)  # type: ignore[arg-type]
+
+
 def test_weights_by_bank_are_a_layout_of_every_layer():
     formats = ExpertFormats.parse("bfloat4_b,bfloat8_b,layout=banked")
     assert formats.banked and (formats.gate_up, formats.down) == ("bfloat4_b", "bfloat8_b")

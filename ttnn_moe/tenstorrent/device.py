@@ -17,7 +17,8 @@ from .. import registry
 from ..backend import Probe
 from ..errors import BackendUnavailable, ContractError
 from ..packages import install
-from .runtime import EMULATOR, PLANNER_REMEDY, RunsPlans, is_emulator, library, use, wanted
+from ..visible import shown
+from .runtime import DEVICE, EMULATOR, PLANNER_REMEDY, RunsPlans, is_emulator, library, use, wanted
 
 if TYPE_CHECKING:
     from .._planner import Chip, Machine
@@ -26,6 +27,7 @@ SIMULATOR = "TT_METAL_SIMULATOR"
 CARDS = Path("/dev/tenstorrent")
 ARCHITECTURES = ("blackhole", "wormhole_b0")
 EMULATED_CHIP = "p150"  # of "emulator" alone
+NAMES = "emulator or emulator:n150, or nothing for a card or a simulator"
 CLOSE = "ttnn_moe.tenstorrent.close_device(), and load the weights again"
 
 
@@ -150,9 +152,11 @@ def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None =
             result's `trace_bytes` says how much.
 
     Raises:
-        BackendUnavailable: there is no device, there are fewer than D, or a mesh of another D is open.
-        ContractError: another device than the one asked for is open.
+        BackendUnavailable: there is no such device, there are fewer than D, or a mesh of another D is open.
+        ContractError: another device than the one asked for is open; `device` is no text.
     """
+    if device is not None and not isinstance(device, str):
+        raise ContractError("device is no name", got=f"device={shown(device)}", expected=NAMES, remedy="leave it out")
     if _current is not None:
         if _current.D != D:
             raise BackendUnavailable("another mesh is open", got=f"D={_current.D}", expected=f"D={D}", remedy=CLOSE)
@@ -266,8 +270,11 @@ def probe(device: str | None = None) -> Probe:
     """Whether this machine can build and run programs. It looks at files only, and opens nothing."""
     if device is None and _current is not None:
         return Probe(True, devices=(f"{_current.arch}, 1x{_current.D}",))
-    if is_emulator(wanted() if device is None else device):
+    name = wanted() if device is None else device
+    if is_emulator(name):
         return _emulator_probe()
+    if name:  # a slip in the emulator's name must not open a card
+        return Probe(False, f"no Tenstorrent device is named {shown(name)}", f"name {NAMES}, as device or in {DEVICE}")
     if importlib.util.find_spec("ttnn") is None:
         return Probe(False, "ttnn is not installed", f"{install('tenstorrent')} (Linux, Python 3.10 or 3.12)")
     if importlib.util.find_spec("ttnn_moe._planner") is None:

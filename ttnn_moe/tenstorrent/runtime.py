@@ -28,9 +28,9 @@ def wanted() -> str:
     return os.environ.get(DEVICE, "")
 
 
-def is_emulator(device: str) -> bool:
+def is_emulator(device: object) -> bool:
     """Whether a device name asks for the emulator: "emulator" or "emulator:CHIP"."""
-    return device.partition(":")[0] == EMULATOR
+    return isinstance(device, str) and device.partition(":")[0] == EMULATOR
 
 
 def use(emulated: Any) -> None:

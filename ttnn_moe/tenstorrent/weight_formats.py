@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ..errors import ContractError
+from ..visible import shown
 
 FORMATS = ("bfloat16", "bfloat8_b", "bfloat4_b")
 LAYOUTS = ("interleaved", "banked")
@@ -116,10 +117,12 @@ class ModelFormats:
             layers: of the model.
 
         Raises:
-            ContractError: an unknown group, format or layout; layers in descending order, or that the model does not
-                have; another embedding than bfloat16, which ttnn reads by rows; a KV cache of 4 bits, or of several
-                formats.
+            ContractError: no text; an unknown group, format or layout; layers in descending order, or that the model
+                does not have; another embedding than bfloat16, which ttnn reads by rows; a KV cache of 4 bits, or of
+                several formats.
         """
+        if not isinstance(text, str):
+            raise ContractError("formats of weights are no text", got=shown(text), expected="such as 'bfloat8_b'")
         rules: list[Rule] = []
         alone: list[str] = []
         layout = LAYOUTS[0]
