@@ -18,9 +18,12 @@ import torch
 import torch.distributed as dist
 
 from model_ranks import by_ranks
+from ttnn_moe.contract import Placement, Problem
 from ttnn_moe.errors import BackendUnavailable, ContractError
+from ttnn_moe.parallel.exchanges import Topology, hierarchical
 from ttnn_moe.parallel.ranks import Ranks, RankStopped, own_device, start
 from ttnn_moe.parallel.ranks.faults import Faults
+from ttnn_moe.reference import ReferenceBackend
 
 
 def late_work(ranks: Ranks, kind: type[Exception]) -> None:
@@ -46,6 +49,34 @@ def test_what_a_rank_refuses_after_another_stopped_stays_its_own(tmp_path: Path)
     """All ranks get the same input, and each finds what is wrong with it."""
     late, _ = by_ranks(late_work, 2, tmp_path, ContractError, timeout=8.0)
     assert late.kind == "ContractError"
+
+
+def attaching(ranks: Ranks, fails: int, error: Exception) -> object:
+    """Shared memory of the ranks, which this rank cannot make or attach to."""
+
+    def failing(*_: object) -> None:
+        raise error
+
+    if ranks.rank == fails:
+        hierarchical.SharedMemory = failing
+    placement = Placement.uniform(6, 3, ranks.rank)
+    problem = Problem(8, 6, 2, 64, 32, torch.float32, D=3)
+    sizes = hierarchical.sizes_of(problem, Topology(placement, ReferenceBackend()))
+    return hierarchical._attach(sizes, placement, ranks.group).rank
+
+
+@pytest.mark.parametrize("error", [OSError("no room"), MemoryError("no room"), OverflowError("no room")], ids=repr)
+@pytest.mark.parametrize("fails", [0, 2])
+def test_all_ranks_raise_at_once_where_one_has_no_shared_memory(fails: int, error: Exception, tmp_path: Path) -> None:
+    begin, timeout = time.monotonic(), 40.0
+    for failed in by_ranks(attaching, 3, tmp_path, fails, error, timeout=timeout):
+        assert failed.kind == "BackendUnavailable", failed
+        assert f"rank {fails}: {type(error).__name__}: no room" in failed.text and "rank 1:" not in failed.text
+    assert time.monotonic() - begin < timeout / 2, "a rank waited for the timeout"
+
+
+def test_ranks_share_memory(tmp_path: Path) -> None:
+    assert by_ranks(attaching, 3, tmp_path, -1, OSError()) == [0, 1, 2]
 
 
 def left_work(ranks: Ranks, folder: Path) -> None:

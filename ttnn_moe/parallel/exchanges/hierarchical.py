@@ -10,6 +10,7 @@ import platform
 import sys
 from collections.abc import MutableMapping
 from dataclasses import dataclass
+from functools import partial
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,10 +19,11 @@ from torch import Tensor
 
 from ... import api
 from ...contract import Experts, Placement, Problem, Routing
-from ...errors import BackendUnavailable, ContractError
+from ...errors import ContractError
 from ..hierarchical import Group, Nodes, Shape, Sizes
 from ..hierarchical.nodes import MOST
 from ..hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
+from . import agreement
 from .exchange import Exchange, Mover, Topology, world_of
 from .npu import DispatchCombine
 from .peer_memory import PeerMemoryExchange
@@ -152,30 +154,16 @@ def _attach(sizes: Sizes, placement: Placement, world: dist.ProcessGroup) -> Sha
     """The memory of all ranks, which the first makes; all ranks raise where one cannot attach."""
     rank = placement.rank
     assert rank is not None
-    memory, failed = None, ""
-    try:
+    attaching = partial(
+        agreement.all_or_none,
+        world,
+        "not every rank can attach to the shared memory of rank 0",
+        "run all ranks on one host, in one PID namespace; or exchange='all_to_all'",
+    )
+    with attaching():
         memory = SharedMemory(sizes.layout) if rank == 0 else None
-    except OSError as error:
-        failed = str(error)
-    name = _everybodys(memory.name if memory else "", world)[0]
-    if rank != 0 and name:
-        try:
-            memory = SharedMemory(sizes.layout, name)
-        except (OSError, ContractError) as error:
-            failed = str(error)
-    said = _everybodys(failed, world)
-    if memory is not None:
-        memory.detach_name()
-    if memory is None or any(said):
-        raise BackendUnavailable(
-            "not every rank can attach to the shared memory of rank 0",
-            details=[f"rank {other}: {why}" for other, why in enumerate(said) if why],
-            remedy="run all ranks on one host, in one PID namespace; or exchange='all_to_all'",
-        )
+    name = agreement.gather(memory.name if memory else "", world)[0]
+    with attaching():
+        memory = memory or SharedMemory(sizes.layout, name)
+    memory.detach_name()
     return SharedMemoryTransport(memory, rank)
-
-
-def _everybodys(words: str, world: dist.ProcessGroup) -> list[str]:
-    out: list[str] = [""] * dist.get_world_size(world)
-    dist.all_gather_object(out, words, group=world)
-    return out
