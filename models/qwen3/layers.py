@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -133,6 +133,7 @@ class MoE(nn.Module):
         self._experts: ttnn_moe.Experts | None = None
         self._experts_of: tuple[Tensor, ...] = ()  # in a tuple: a module takes a bare one for its parameter
         self._arranged = False  # the parameters hold mxfp4_boxes: see ttnn_moe.arrange
+        self._borrowed = False  # they may be tensors of a caller's state dict, whose bytes stay
         self._prepared: dict[int, Prepared] = {}
 
     @property
@@ -152,7 +153,12 @@ class MoE(nn.Module):
             self._forget()
             self._experts_of = (first,)
             form = mxfp4_boxes.NAME if self._arranged else self.format.name
-            self._experts = arranging.at_load(ttnn_moe.Experts(form, *self._sizes, self._held()), self._mark)
+            experts = ttnn_moe.Experts(form, *self._sizes, self._held())
+            if self._borrowed and arranging.gains(experts):
+                for parameter in map(self.get_parameter, self._names):
+                    parameter.data = parameter.data.clone()
+                self._borrowed, experts = False, replace(experts, tensors=self._held())
+            self._experts = arranging.at_load(experts, self._mark)
         return self._experts
 
     def _restore(self) -> None:
@@ -176,9 +182,10 @@ class MoE(nn.Module):
         self._restore()  # .to(), .cuda(), .bfloat16() put other memory behind the parameters
         return super()._apply(fn, recurse)
 
-    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: dict[str, Any], *args: Any) -> None:
         self._restore()
-        super()._load_from_state_dict(*args, **options)
+        self._borrowed = self._borrowed or metadata.get("assign_to_params_buffers", False)
+        super()._load_from_state_dict(state, prefix, metadata, *args)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)

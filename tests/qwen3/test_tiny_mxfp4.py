@@ -66,6 +66,20 @@ def test_arranged_experts(model: Qwen3Moe, converted: Path, monkeypatch: pytest.
     assert torch.equal(other(tokens).to(want.dtype), want)
 
 
+def test_a_state_dict_that_is_assigned_keeps_its_bytes(
+    model: Qwen3Moe, converted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another model may load it, too."""
+    tokens = torch.arange(1, 9)[None]
+    want, state = model(tokens), {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    monkeypatch.setattr("ttnn_moe.arranging.gains", lambda experts: experts.format == "mxfp4")
+    for _ in range(2):
+        other = load_model(converted, "reference", "cpu")
+        other.load_state_dict(state, assign=True)
+        assert torch.equal(other(tokens), want)
+        assert {mlp.experts.format for mlp in mixtures(other)} == {"mxfp4_boxes"}
+
+
 def test_a_layer_knows_its_bytes_wherever_an_interrupt_comes(
     model: Qwen3Moe, converted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

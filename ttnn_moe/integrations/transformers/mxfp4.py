@@ -95,15 +95,18 @@ class Mxfp4Experts(nn.Module):
         for name, tensor in restored(self._experts()).tensors.items() if self.arranged else ():
             destination[prefix + NAMES[name]] = tensor.view(destination[prefix + NAMES[name]].shape)
 
-    def _load_from_state_dict(self, *args: Any, **options: Any) -> None:
+    def _load_from_state_dict(self, state: Any, prefix: str, metadata: dict[str, Any], *args: Any) -> None:
         # a call may have bound the experts: their bytes stay arranged, also where this fails
         before = self.arranged
         try:
             if before:
                 restore(self._experts(), self._mark)
-            super()._load_from_state_dict(*args, **options)
+            super()._load_from_state_dict(state, prefix, metadata, *args)
         finally:
             if before and not self.arranged:
+                if metadata.get("assign_to_params_buffers"):  # tensors of the caller, whose bytes stay
+                    for parameter in self.parameters():
+                        parameter.data = parameter.data.clone()
                 arrange(self._experts(), self._mark)
 
     def tensors(self) -> dict[str, Tensor]:
