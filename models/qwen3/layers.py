@@ -183,9 +183,12 @@ class MoE(nn.Module):
         return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, state: Any, prefix: str, metadata: dict[str, Any], *args: Any) -> None:
+        before, prepared = self._experts, self._prepared
         self._restore()
         self._borrowed = self._borrowed or metadata.get("assign_to_params_buffers", False)
         super()._load_from_state_dict(state, prefix, metadata, *args)
+        if before is not None and _alike(before, self.experts):
+            self._prepared = prepared  # captured steps read these weights, and use this memory
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -221,6 +224,13 @@ class MoE(nn.Module):
             return layer(hidden, ids, weights, out=x, accumulate=True, num_tokens=num_tokens)
         routing = ttnn_moe.Routing.from_topk(ids, weights, self.router.out_features, num_tokens=num_tokens)
         return x + ttnn_moe.moe(hidden, routing, self.experts, backend=self.backend, ids=IDS)
+
+
+def _alike(one: ttnn_moe.Experts, other: ttnn_moe.Experts) -> bool:
+    """Whether what was prepared for one reads the weights of the other."""
+    if one.format != other.format or (one.fp16_scales and not other.fp16_scales):
+        return False
+    return all(one.tensors[name].data_ptr() == tensor.data_ptr() for name, tensor in other.tensors.items())
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from tiny_answers import check_every_task
 from ttnn_moe import arranging
 from ttnn_moe.errors import CheckpointError
 from ttnn_moe.formats import in_place, mxfp4_boxes
-from ttnn_moe.models.qwen3 import TINY, Qwen3Moe, Qwen3MoeConfig, layers, load_model
+from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, Qwen3Moe, Qwen3MoeConfig, layers, load_model
 from ttnn_moe.models.qwen3.layers import MoE
 from ttnn_moe.models.qwen3.quantize import quantize_model
 from ttnn_moe.models.qwen3.weights import randomize
@@ -64,6 +64,26 @@ def test_arranged_experts(model: Qwen3Moe, converted: Path, monkeypatch: pytest.
             assert torch.equal(tensor, state[name].to(tensor.dtype)), name
     other.load_state_dict(state)
     assert torch.equal(other(tokens).to(want.dtype), want)
+
+
+@pytest.mark.parametrize("kind", ["dense", "int4_24", "mxfp4"])
+def test_what_captured_steps_hold_stays_where_weights_are_loaded_in_place(
+    kind: str, converted: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They replay with the memory of the prepared layer, and with the order of bytes that it knows."""
+    monkeypatch.setattr("ttnn_moe.arranging.gains", lambda experts: experts.format == "mxfp4")
+    folder = {"dense": TINY, "int4_24": TINY_INT4_24, "mxfp4": converted}[kind]
+    mlp, other = (mixtures(load_model(folder, "reference", "cpu"))[0] for _ in range(2))
+    state = {name: tensor.flip(0) for name, tensor in mlp.state_dict().items()}
+    prepared = mlp.prepared(2)
+    for each in (mlp, other):
+        each.load_state_dict(state)
+    x, weights = torch.randn(2, mlp.router.in_features).to(mlp.router.weight.dtype), torch.ones(2, 2)
+    call = x, torch.tensor([[0, 1], [2, 3]]), weights
+    assert torch.equal(prepared(*call), other.prepared(2)(*call))
+    assert mlp.prepared(2) is prepared
+    mlp.load_state_dict(state, assign=True)
+    assert mlp.prepared(2) is not prepared
 
 
 def test_a_state_dict_that_is_assigned_keeps_its_bytes(
