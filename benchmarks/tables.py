@@ -54,6 +54,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "qwen3_gpu_h100_mxfp4.json, with parts": partial(qwen3_gpu_tables.whole, "qwen3_gpu_h100_mxfp4.json"),
     "qwen3_kv.json": kv_tables.steps,
     "int4_24_layer.json": partial(layer_tables.format_layers, "int4_24"),
+    "int4_24_sm80_h100.json": partial(layer_tables.format_layers, "int4_24", "int4_24_sm80_h100.json"),
     "mxfp4_layer.json": partial(layer_tables.format_layers, "mxfp4"),
     "mxfp4_arranged.json": partial(layer_tables.format_layers, "mxfp4", "mxfp4_arranged.json"),
     "moe_layer.json": layer_tables.moe_layer,

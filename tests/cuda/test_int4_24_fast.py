@@ -32,7 +32,12 @@ on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
 FAMILIES = (INT4_24, INT4_24_FP16, INT4_24_SM90, INT4_24_FP16_SM90, INT4_24_FEW, INT4_24_FEW_SM90)
 Sizes = ColumnSizes | DirectSizes | SparseTile | SparseManyTile | Sm90SparseTile | Fp16Tile
-OF_TILES = {SparseTile: INT4_24, SparseManyTile: INT4_24_FP16, Sm90SparseTile: INT4_24_SM90, Fp16Tile: INT4_24_FP16_SM90}
+OF_TILES = {
+    SparseTile: INT4_24,
+    SparseManyTile: INT4_24_FP16,
+    Sm90SparseTile: INT4_24_SM90,
+    Fp16Tile: INT4_24_FP16_SM90,
+}
 
 
 def worst(
@@ -137,9 +142,7 @@ def test_a_call_of_hopper_is_within_the_bound(
 
 @on_host
 @pytest.mark.parametrize("sizes", [FP16_90, MANY], ids=str)
-def test_fp16_holds_rows_and_scales_of_any_size(
-    sizes: Sizes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fp16_holds_rows_and_scales_of_any_size(sizes: Sizes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rows from 2^-60 to 2^60 times others, a row of zeros, scales from 2^-24 to 2^3."""
     assert worst(HostKernels(tmp_path, True, together=3), monkeypatch, sizes, 17, 192, 192, spread=30) == 0
 
