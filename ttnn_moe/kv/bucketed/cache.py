@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,9 +14,8 @@ from ...choice import why_not_kernels
 from ...cuda.attention import bucketed_prompt, bucketed_triton, bucketed_unpack
 from ...cuda.attention.bucketed_prompt import Own
 from ...cuda.attention.bucketed_unpack import Room
-from ...cuda.attention.bucketed_write import Change, Ring, Staged
+from ...cuda.attention.bucketed_write import Ring, Staged
 from ...cuda.attention.memory import Memory, why_not_heads
-from ...cuda.attention.tiers import UNIT
 from ...sizes import power_of_2
 from ..attention import norm_rope_write as write_staged
 from ..cache import CacheSizes, FusedWrite, HeadNorms
@@ -27,6 +25,7 @@ from ..transfer import to_device
 from .allocation import DEFAULT_BITS, allocate
 from .attention import ATTENTION
 from .captured import SEQUENCES, CapturedPrompts
+from .changes import Piece, change, empty_mass
 from .memory import bytes_of, pages_in
 from .moves import read_high
 from .packing import check_head_dim
@@ -35,29 +34,6 @@ from .prompts import observed, prompt_attention
 from .quantise import rotate
 from .storage import PAGE
 from .writes import move, norm_rope_write, put
-
-
-@dataclass
-class Piece:
-    """A span of a prompt whose keys and values are staged.
-
-    Attributes:
-        at: [n] int64: 0 .. n - 1. which: number among the pieces that have a past; -1: it has none.
-        mass: [high slots + n] fp32, what its observing queries gave to the tokens of the high tier and to its own.
-            None: no choice depends on it.
-        high: [layers, high slots, kv_heads, D] fp32, the keys of the high tier, as queries meet them. None: no mass,
-            or no past.
-        room: where its row becomes bf16. None: it does not.
-        number: of a captured step, the prompt's number there: see CapturedPrompts.mass.
-    """
-
-    span: Span
-    at: Tensor
-    which: int
-    mass: Tensor | None
-    high: Tensor | None
-    room: Room | None
-    number: int | None = None
 
 
 class BucketedCache(PagedRows, FusedWrite):
@@ -256,7 +232,7 @@ class BucketedCache(PagedRows, FusedWrite):
         spans = self.spans(chunks, decoding)
         self._stage(*captured.kept)
         self._pieces = [
-            Piece(span, self._each[: span.n], -1, self._empty_mass(span), None, None, number)
+            Piece(span, self._each[: span.n], -1, empty_mass(self.places, span), None, None, number)
             for number, span in enumerate(captured.place(spans))
         ]
         return spans, captured.plan(spans)
@@ -350,48 +326,17 @@ class BucketedCache(PagedRows, FusedWrite):
         for piece in pieces:
             if piece.number is not None and piece.mass is not None:
                 piece.mass[self.allocation.high_slots :] = self._prompts.mass(piece.number, piece.span)
-        changes = [self._change(piece.span.row, piece.span.past + piece.span.n, piece) for piece in pieces]
+        changes = [change(self.places, piece.span.row, piece.span.past + piece.span.n, piece) for piece in pieces]
         for row, position in decoding:
             if self.allocation.due(position, self.places.units[row]):
-                changes.append(self._change(row, position, None))
+                changes.append(change(self.places, row, position, None))
         if changes:
             staged = Staged(self._k, self._v, self._key_scale) if pieces else None
             tiers = list(self.places.tiers.values())
             move(self.places.tiers[self.allocation.high], tiers, self._rings[0], changes, staged)
 
-    def _change(self, row: int, tokens: int, piece: Piece | None) -> Change:
-        """What is due in a row of so many tokens, the last of them those of `piece`."""
-        own, units = self.allocation, self.places.units[row]
-        n = own.due(tokens, units)
-        past = tokens if piece is None else piece.span.past
-        first = own.sinks + UNIT * units
-        end = first + UNIT * n
-        order = None
-        if piece is not None and piece.mass is not None and n:
-            ring = [self.places.slot_of(p) for p in range(first, min(end, past))]
-            mass = piece.mass[own.high_slots :][max(first - past, 0) : max(end - past, 0)]
-            mass = torch.cat((piece.mass[to_device(ring, mass.device)], mass))
-            order = torch.sort(mass, descending=True, stable=True).indices
-        stay = [] if piece is None else [p for p in range(past, tokens) if not first <= p < end]
-        index = 0 if piece is None else piece.span.first - past
-        places = self._targets(row, units, n)
-        self.places.units[row] += n
-        self.places.count(row)
-        return Change(self.places.own_page(row), first, places, past, index, order, stay)
-
-    def _targets(self, row: int, units: int, n: int) -> list[tuple[int, int, int]]:
-        """Where the next n units of a row go: bits, page, unit of the page. The tier of most bits comes first."""
-        own, out, per = self.allocation, [], self.page // UNIT
-        before, after = own.split(units), own.split(units + n)
-        for b in sorted(own.tiers, reverse=True):
-            first = own.high_slots // UNIT if b == own.high else 0
-            at = range(first + before[b], first + after[b])
-            pages = self.places.pages_at(row, b, [i // per for i in at])
-            out += [(b, page, i % per) for page, i in zip(pages, at, strict=True)]
-        return out
-
     def _piece(self, span: Span, which: int) -> Piece:
-        mass, high = self._empty_mass(span), None
+        mass, high = empty_mass(self.places, span), None
         if mass is not None and span.past:
             tier, layers = self.places.tiers[self.allocation.high], range(self.sizes.layers)
             high = rotate(read_high(tier, layers, self.places.own_pages(span.row))[0], in_order=False)
@@ -406,15 +351,6 @@ class BucketedCache(PagedRows, FusedWrite):
             most = bucketed_unpack.numbers_of(sizes.kv_heads, min(power_of_2(tokens), self.capacity))
             self._row = torch.empty(most, dtype=torch.bfloat16, device=sizes.device)
         return Room.of(self._row, sizes.kv_heads, span.past, span.n)
-
-    def _empty_mass(self, span: Span) -> Tensor | None:
-        """Zeros for the mass of a span's tokens, where their tiers depend on it."""
-        units = self.places.units[span.row]
-        n = self.allocation.due(span.past + span.n, units)
-        before, after = self.allocation.split(units), self.allocation.split(units + n)
-        if sum(after[b] > before[b] for b in after) < 2:
-            return None
-        return torch.zeros(self.allocation.high_slots + span.n, device=self.sizes.device)
 
     @torch.inference_mode(False)  # what is kept also serves calls that record gradients
     def _stage_room(self, T: int) -> None:
