@@ -219,17 +219,6 @@ def test_negative_views_on_the_gpu(T: int) -> None:
     assert torch.equal(got, want)
 
 
-def test_calls_that_follow_one_another_share_scratch(streams: Callable[[int], None]) -> None:
-    space, found = Workspace(PROBLEM, torch.device("cpu"), False, in_turn=True), set()
-    for stream in (7, 8, 9):
-        streams(stream)
-        found.add(id(space.scratch()))
-    assert len(found) == 1
-    assert Workspace.of(PROBLEM, torch.device("cpu"), False, True) is not Workspace.of(
-        PROBLEM, torch.device("cpu"), False
-    )
-
-
 def test_kernels_of_a_problem_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer of the same problem, or of one already compiled, compiles nothing."""
     asked: list[list[Spec]] = []
