@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.families import FAMILIES, choose
 from ttnn_moe.cuda.moe.pairs import tiles_bound
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
+from ttnn_moe.cuda.moe.sorted import Sorted
 from ttnn_moe.cuda.moe.triton import TRITON_FEW
 from ttnn_moe.cuda.moe.triton_tiles import few_tiles, shared_memory, sorted_tiles
 from ttnn_moe.sizes import ceil_div
@@ -87,6 +89,17 @@ def test_a_prepared_layer_has_room_for_every_smaller_call(
         able = [family for family in FAMILIES if family.why_not(problem, target) is None]
         assert able
         assert all(bytes_of(family.scratch(family.plan(problem, target))) <= room for family in able)
+
+
+@pytest.mark.parametrize("family", [f for f in FAMILIES if isinstance(f, Sorted)], ids=lambda family: family.name)
+def test_scratch_has_words_for_the_smallest_tiles(family: Sorted[Any]) -> None:
+    """Else a plan of fewer tokens, in smaller tiles, could take more words than the one that scratch is made for."""
+    tiles = [*family.tiles(), *family.checked_tiles()]
+    for target in map(_target, ARCHES):
+        problems = [Problem(1 << i, 128, 8, 2048, 768, weight_format=family.weight_format) for i in range(17)]
+        able = [problem for problem in problems if family.why_not(problem, target) is None]
+        tiles += [family.plan(problem, target).tile for problem in able]
+    assert tiles and family.least_tile <= min(tile.max_n for tile in tiles)
 
 
 def test_a_prepared_layer_takes_little_more_than_its_activations() -> None:

@@ -230,8 +230,10 @@ def test_other_problems_are_refused(family: object) -> None:
         ({"K": 17}, "K up to 16"),
     ):
         sizes = {"T": 1, "E": 30, "K": 2, "H": 128, "I": 64, "weight_format": NAME} | change
-        reason = family.why_not(Problem(**sizes), Target(H200, HOPPER))  # type: ignore[attr-defined, arg-type]
-        assert reason is not None and words in reason
+        for fp16_scales in (True, False):  # the reason that no other scales would mend comes first
+            problem = Problem(**sizes, fp16_scales=fp16_scales)  # type: ignore[arg-type]
+            reason = family.why_not(problem, Target(H200, HOPPER))  # type: ignore[attr-defined]
+            assert reason is not None and words in reason
 
 
 def test_scales_that_fp16_does_not_hold_take_another_family() -> None:
