@@ -6,6 +6,8 @@ import importlib.util
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -70,6 +72,45 @@ def test_why_nothing_is_compiled_without_a_compiler(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(build, "compiler", compiler)
     words = r"NVRTC cannot be loaded (no libnvrtc.so.13 in any folder); to fix it: pip install 'cuda-core[cu13]'"
     assert build.why_not.__wrapped__() == words
+
+
+def test_a_compiler_that_does_not_answer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers = [(0, 13, 4), (5, 0, 0)]
+    nvrtc = SimpleNamespace(nvrtcVersion=lambda: answers.pop(0))
+    monkeypatch.setitem(sys.modules, "cuda.bindings", SimpleNamespace(nvrtc=nvrtc))
+    assert build.compiler.__wrapped__() == "nvrtc 13.4"
+    with pytest.raises(BackendUnavailable, match="NVRTC does not answer; got 5.*pip install"):
+        build.compiler.__wrapped__()
+
+
+def test_what_the_compiler_is_asked_and_what_it_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stand-in for cuda.core: macros, folder and format; code as bytes or text; its words, without their end."""
+    asked: list[tuple[dict[str, Any], str]] = []
+    codes: list[bytes | str | Exception] = [b"\x7fELF", ".version 9", RuntimeError("line 7: nonsense\n\0\n")]
+
+    class Program:
+        def __init__(self, source: str, language: str, options: dict[str, Any]):
+            assert language == "c++" and 'extern "C"' in source
+            self.options = options
+
+        def compile(self, format: str) -> object:
+            asked.append((self.options, format))
+            code = codes.pop(0)
+            if isinstance(code, Exception):
+                raise code
+            return SimpleNamespace(code=code)
+
+    monkeypatch.setattr(build, "cuda_core", lambda: SimpleNamespace(Program=Program, ProgramOptions=dict))
+    assert build.compile_spec(Spec.of("common/combine", "sm_90a", TOP_K=8, ADD=True)) == b"\x7fELF"
+    assert build.compile_spec(Spec.of("common/combine", "compute_80")) == b".version 9"
+    with pytest.raises(CompileError, match="cannot compile common/combine for sm_80; got line 7: nonsense;") as error:
+        build.compile_spec(Spec.of("common/combine", "sm_80"))
+    assert isinstance(error.value.__cause__, RuntimeError)
+    (first, cubin), (second, ptx), _ = asked
+    assert first["define_macro"] == [("ADD", "1"), ("TOP_K", "8")] and second["define_macro"] is None
+    assert (first["arch"], cubin, second["arch"], ptx) == ("sm_90a", "cubin", "compute_80", "ptx")
+    (folder,) = first["include_path"]
+    assert (Path(folder) / "common" / "combine.cu").is_file() and first["name"] == "common/combine.cu"
 
 
 def test_threads_that_compile_first_at_the_same_time() -> None:
