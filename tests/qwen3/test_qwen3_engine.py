@@ -216,6 +216,25 @@ def test_the_last_layer_runs_for_new_tokens_only() -> None:
     assert made == last[:4] == [1, 1, 2, 2]
 
 
+@pytest.mark.parametrize(("ahead", "made"), [(False, [1, 1, 2, 2, 1]), (True, [1, 0, 1, 2, 2, 1])])
+def test_a_step_ahead_is_the_only_one_under_way(ahead: bool, made: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step runs ahead of the tokens of one step before, except of a first prompt's. A step of prompts is no decode
+    step."""
+    serving, steps = engine(2, prefill_chunk=10), []
+    scheduler = serving.scheduler
+    scheduler.ahead = ahead  # as with graphs
+    step = scheduler.step
+    monkeypatch.setattr(scheduler, "step", lambda: steps.append(step()) or steps[-1])
+    serving.add([1] * 4, max_new_tokens=4, stop_ids=())
+    tokens = [len(serving.step()), len(serving.step())]
+    serving.add([2] * 5, max_new_tokens=3, stop_ids=())
+    while serving.busy:
+        tokens.append(len(serving.step()))
+        assert len(scheduler.launched) <= ahead
+    assert tokens == made
+    assert [one.decoding for finished in steps for one in finished] == [False, True, False, True, True]
+
+
 def test_a_request_waits_for_pages_and_for_a_row_and_nobody_overtakes_it() -> None:
     serving = engine(2, pages=5)
     a = serving.add([1] * 30, max_new_tokens=19, stop_ids=())  # 48 tokens: 3 pages
