@@ -221,6 +221,14 @@ def test_plans_fit_and_a_prepared_layer_has_room(arch: object) -> None:
         assert rooms == sorted(rooms)
 
 
+@pytest.mark.parametrize("K", [1, 8])
+def test_rows_of_an_expert_on_average_take_one_tile_of_hopper(K: int) -> None:
+    """Up to the largest tile, and in one that they fill to a quarter at least, but for the smallest."""
+    for rows in (*range(1, 145), 2000):
+        tile = INT4_24_FP16_SM90.tile(Problem(rows * 256 // K, 256, K, 7168, 2048, weight_format=NAME), HOPPER)
+        assert min(rows, 144) <= tile.max_n <= max(8, 4 * rows), rows
+
+
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_other_problems_are_refused(family: object) -> None:
     for change, words in (

@@ -51,6 +51,19 @@ def test_sources_that_change_while_a_process_runs(
     assert store.entries() == []
 
 
+def test_code_is_kept_in_the_store_that_is_given_or_in_the_users(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    compiled: list[Spec] = []
+    monkeypatch.setattr(build, "compiler", lambda: "nvrtc 13.4")
+    monkeypatch.setattr(build, "compile_spec", lambda spec: compiled.append(spec) or b"code")
+    given, users = (Store(tmp_path / name, 1 << 20) for name in ("given", "users"))
+    monkeypatch.setattr(build, "Store", lambda: users)
+    for store, kept in ((given, (1, 0)), (given, (1, 0)), (None, (1, 1)), (None, (1, 1))):
+        assert build.code_of(Spec.of("common/combine", "sm_90a", TOP_K=8), store) == b"code"
+        assert (len(given.entries()), len(users.entries())) == kept and len(compiled) == sum(kept)
+
+
 @pytest.mark.parametrize("missing", ["cuda", "cuda.core", "cuda.bindings"])
 def test_why_nothing_is_compiled_without_a_package(missing: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def find_spec(name: str) -> object:
