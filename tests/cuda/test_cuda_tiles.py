@@ -18,6 +18,7 @@ from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.families import FAMILIES, choose
 from ttnn_moe.cuda.moe.pairs import tiles_bound
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
+from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import Sorted
 from ttnn_moe.cuda.moe.triton import TRITON_FEW
 from ttnn_moe.cuda.moe.triton_tiles import few_tiles, shared_memory, sorted_tiles
@@ -142,6 +143,15 @@ def test_a_block_that_sorts_fits_and_has_a_thread_for_each_expert(problem: Probl
     *counts, last = sort.sort_uses(arch, sorters, problem.E, ids64=False, granule=8)
     assert last.shared_memory == sorters.shared_memory(problem.E)
     assert [count.shared_memory for count in counts] == [4 * problem.E] * (sorters.parts > 1), "int32 counts"
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("sorters", [Sorters(128), Sorters(128, cluster=8), Sorters(128, parts=5)], ids=str)
+def test_a_sort_in_parts_waits_for_their_counts(sorters: Sorters, beside: bool) -> None:
+    """It reads what the launch before wrote, and only another sort may run beside its predecessor."""
+    uses = sort.sort_uses(ARCHES[9, 0], sorters, 8, ids64=False, granule=8, beside=beside)
+    late = [dict(use.spec.defines).get("WAIT_LATE") == "1" for use in uses]
+    assert late == ([False, False] if sorters.parts > 1 else [beside])
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=40), st.sampled_from([16, 32, 64, 128]))
