@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -129,6 +130,19 @@ def test_all_ranks_fail_where_one_does(mine: Exception | None, other: str, monke
     assert ("rank 0: ValueError: no room" in str(error.value)) == (mine is not None)
     assert ("rank 2: OSError: gone" in str(error.value)) == bool(other)
     assert "rank 1" not in str(error.value) and error.value.__cause__ is mine
+
+
+def test_ranks_tell_of_their_machines_once_a_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Group:
+        """Of processes."""
+
+    world, other, asked = Group(), Group(), []
+    backend = SimpleNamespace(machine=lambda: "mine")
+    monkeypatch.setattr(agreement, "dist", SimpleNamespace(group=SimpleNamespace(WORLD=world)))
+    monkeypatch.setattr(agreement, "gather", lambda value, group: asked.append(group) or [value, "theirs"])
+    for group in (None, None, world, other, other, None):
+        assert agreement.machines(backend, group) == ["mine", "theirs"]  # type: ignore[arg-type]
+    assert asked == [None, other]
 
 
 def test_ranks_that_ask_for_other_layers_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
