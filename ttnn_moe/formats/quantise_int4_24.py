@@ -203,7 +203,7 @@ def _factor(moments: Tensor) -> tuple[Tensor, Tensor] | None:
 
     Returns:
         metric [C/4, 4, 4]: the error's quadratic form of each chunk, when all later channels make up for it.
-        update [C, C]: a chunk's error times its 4 rows is what later channels lose; 0 in the chunk and before it.
+        update [C, C]: a chunk's error times its 4 rows is what later channels lose; 0 before the chunk.
     """
     C = len(moments)
     S = moments.double()
@@ -219,8 +219,6 @@ def _factor(moments: Tensor) -> tuple[Tensor, Tensor] | None:
     U = torch.linalg.solve_triangular(M, torch.eye(C, dtype=M.dtype, device=M.device), upper=True)
     corner = torch.stack([M[j : j + 4, j : j + 4] for j in range(0, C, 4)])
     update = (corner @ U.view(-1, 4, C)).view(C, C)
-    for j in range(0, C, 4):
-        update[j : j + 4, j : j + 4] = 0
     return (corner @ corner.mT).float(), update.float()
 
 
