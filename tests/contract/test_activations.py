@@ -30,7 +30,7 @@ def test_backends(backend, device: str, change: dict, words: str) -> None:
     "family", [family for family in FAMILIES if not family.weight_format.startswith("mxfp4")], ids=lambda f: f.name
 )
 def test_families(family, change: dict, words: str) -> None:
-    problems = [replace(PROBLEM, T=T, device="cuda", weight_format=family.weight_format) for T in (1, 64)]
+    problems = [replace(PROBLEM, T=T, device="cuda", weight_format=family.weight_format) for T in (1, 64, 4096)]
     targets = [Target(gpu_of(capability), arch) for capability, arch in ARCHES.items()]
     able = [(p, target) for p in problems for target in targets if family.why_not(p, target) is None]
     assert able
