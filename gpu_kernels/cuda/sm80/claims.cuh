@@ -38,10 +38,8 @@ struct Claims {
         after.ready = after.kind == DOWN && work.complete(after.tile);
         pending = false;
     }
-    // By all threads, behind a barrier: a block's activations of a tile are written.
-    __device__ __forceinline__ void made(int tile) const {
-        if (threadIdx.x == 0) work.made(tile);
-    }
+    // As Work's; a kernel may do more.
+    __device__ __forceinline__ void made(int tile) const { work.made(tile); }
 };
 
 // All items of a block: gate_up items; then, when its activations are written, down items.

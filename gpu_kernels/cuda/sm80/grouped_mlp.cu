@@ -194,9 +194,7 @@ struct Loader {
     }
 
     // As Claims have it.
-    __device__ __forceinline__ void made(int tile) const {
-        if (threadIdx.x == 0) work.made(tile);
-    }
+    __device__ __forceinline__ void made(int tile) const { work.made(tile); }
 
     // The first STAGES - 1 steps; waits for the first of them.
     __device__ __forceinline__ void start() {

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Rows in fp16, in the order of channels of lanes that load B (int4_24_rows.cuh).
 //
-// | argument | shape  | dtype |                                        |
-// |----------|--------|-------|----------------------------------------|
-// | hidden   | [T, H] | bf16  | row-major, 16 bytes                    |
-// | out      | [T, H] | fp16  | out; row-major, 16 bytes               |
+// | argument | shape  | dtype |                                           |
+// |----------|--------|-------|-------------------------------------------|
+// | hidden   | [T, H] | bf16  | row-major, 16 bytes                       |
+// | out      | [T, H] | fp16  | out; row-major, 16 bytes                  |
 // | powers   | [T]    | fp32  | out; what sums of a row are multiplied by |
 //
 // H is a multiple of 64. Blocks: T, of a multiple of 32 threads, up to 1024.

@@ -236,12 +236,7 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, Sums<G>& sum
     const int warp = threadIdx.x / 32;
     const Lane lane(warp % WARPS_M, warp / WARPS_M * G * 8);
     const ScaledDecoder decoder(loader.given.H & 63);
-#pragma unroll
-    for (int m = 0; m < 4; ++m)
-#pragma unroll
-        for (int j = 0; j < G; ++j)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sums[m][j][i] = 0.0f;
+    clear<G>(sums);
 #pragma unroll 1
     for (; slabs > 0; slabs -= SLABS) {
         copies_wait<STAGES - 2>();

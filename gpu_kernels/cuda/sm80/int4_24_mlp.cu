@@ -194,12 +194,7 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Su
     const Lane lane(warp % WARPS_M, warp / WARPS_M % WARPS_N * G * 8);
     const Decoder decoder(loader.given.H & 63);
     const int warp_k = warp / (WARPS_M * WARPS_N);
-#pragma unroll
-    for (int m = 0; m < 4; ++m)
-#pragma unroll
-        for (int j = 0; j < G; ++j)
-#pragma unroll
-            for (int i = 0; i < 4; ++i) sums[m][j][i] = 0.0f;
+    clear<G>(sums);
     for (; slabs > 0; slabs -= SLABS) {
         copies_wait<STAGES - 2>();
         __syncthreads();  // this stage has landed, and no warp reads the one before any more

@@ -26,6 +26,16 @@ __device__ __forceinline__ u32 place_of_row(int row, int chunk) {
 template <int G>
 using Sums = float[4][G][4];
 
+template <int G>
+__device__ __forceinline__ void clear(Sums<G>& sums) {
+#pragma unroll
+    for (int m = 0; m < 4; ++m)
+#pragma unroll
+        for (int j = 0; j < G; ++j)
+#pragma unroll
+            for (int i = 0; i < 4; ++i) sums[m][j][i] = 0.0f;
+}
+
 // Where a lane reads a slab.
 struct Lane {
     u32 word;  // of the low row of product 0, of this lane's row

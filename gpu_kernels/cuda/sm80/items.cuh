@@ -53,8 +53,10 @@ struct Work {
     __device__ __forceinline__ bool complete(int tile) const {
         return load_acquire(&tiles[tile].done) >= gate_up_blocks;
     }
-    // One thread, behind a barrier: a block's activations of a tile are written.
-    __device__ __forceinline__ void made(int tile) const { add_release(&tiles[tile].done, 1); }
+    // By all threads, behind a barrier: a block's activations of a tile are written.
+    __device__ __forceinline__ void made(int tile) const {
+        if (threadIdx.x == 0) add_release(&tiles[tile].done, 1);
+    }
     // A warp waits until the activations of a down item are complete.
     __device__ __forceinline__ void wait_for_activations(const Item& item) const {
         if (item.kind != DOWN || item.ready) return;

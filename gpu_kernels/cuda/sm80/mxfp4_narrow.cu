@@ -185,9 +185,7 @@ struct Ring {
         pending = false;
     }
     // As Claims have it.
-    __device__ __forceinline__ void made(int tile) const {
-        if (threadIdx.x == 0) work.made(tile);
-    }
+    __device__ __forceinline__ void made(int tile) const { work.made(tile); }
 };
 
 // The products of an item, from stage `here` of the ring on. done: a tile of whose activations the item

@@ -78,9 +78,9 @@ class Sm80(SortedDense[WarpTile]):
         return tuple(tile for _, *tiles in _TILES for tile in tiles)
 
     def bind_product(self, plan: SortedPlan[WarpTile], use: Use, device: int) -> Launch:
-        H, I, threads = plan.problem.H, plan.problem.I, plan.tile.threads
-        blocks = use.resident_blocks(plan.arch, device, threads)
-        return use.bind(device, (blocks,), threads, H, I, *row_steps(plan.problem.gate_up_order, H, I))
+        H, I = plan.problem.H, plan.problem.I
+        steps = row_steps(plan.problem.gate_up_order, H, I)
+        return use.bind_resident(plan.arch, device, plan.tile.threads, H, I, *steps)
 
     def launch_product(
         self, product: Launch, stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int

@@ -86,10 +86,9 @@ class Sm80Int4_24(SortedInt4_24[SparseTile]):
         return _FEW, *(tile for _, tile in _TILES)
 
     def bind_product(self, plan: SortedPlan[SparseTile], use: Use, device: int) -> Launch:
-        problem, threads = plan.problem, plan.tile.threads
-        blocks = use.resident_blocks(plan.arch, device, threads)
+        problem = plan.problem
         rows = gate_up_rows(problem.gate_up_order, problem.I)
-        return use.bind(device, (blocks,), threads, problem.H, problem.I, *rows)
+        return use.bind_resident(plan.arch, device, plan.tile.threads, problem.H, problem.I, *rows)
 
 
 INT4_24 = Sm80Int4_24()

@@ -67,10 +67,9 @@ class Sm80Int4_24Fp16(SortedFp16[SparseManyTile]):
         return _TILES
 
     def bind_product(self, plan: SortedPlan[SparseManyTile], use: Use, device: int) -> Launch:
-        problem, threads = plan.problem, plan.tile.threads
-        blocks = use.resident_blocks(plan.arch, device, threads)
+        problem = plan.problem
         rows = gate_up_rows(problem.gate_up_order, problem.I)
-        return use.bind(device, (blocks,), threads, problem.H, problem.I, *rows)
+        return use.bind_resident(plan.arch, device, plan.tile.threads, problem.H, problem.I, *rows)
 
 
 INT4_24_FP16 = Sm80Int4_24Fp16()

@@ -154,10 +154,9 @@ class Sm80Mxfp4(SortedProduct[AnyTile]):
         return *sorts, product, combine
 
     def bind_product(self, plan: SortedPlan[AnyTile], use: Use, device: int) -> Launch:
-        problem, threads = plan.problem, plan.tile.threads
-        blocks = use.resident_blocks(plan.arch, device, threads)
+        problem = plan.problem
         rows = gate_up_rows(problem.gate_up_order, problem.I)
-        return use.bind(device, (blocks,), threads, problem.H, problem.I, *rows)
+        return use.bind_resident(plan.arch, device, plan.tile.threads, problem.H, problem.I, *rows)
 
     def launch_product(
         self, product: Launch, stream: Any, call: Call, routed: tuple[int, int, int], act: int, rows: int

@@ -67,6 +67,4 @@ class SparseRing(Sorted[RingTileT]):
         return {"INTERLEAVED": problem.gate_up_order == "interleaved"}
 
     def bind_product(self, plan: SortedPlan[RingTileT], use: Use, device: int) -> Launch:
-        problem, threads = plan.problem, plan.tile.threads
-        blocks = use.resident_blocks(plan.arch, device, threads)
-        return use.bind(device, (blocks,), threads, problem.H, problem.I)
+        return use.bind_resident(plan.arch, device, plan.tile.threads, plan.problem.H, plan.problem.I)

@@ -47,6 +47,10 @@ class Use:
             overlap=self.overlap,
         )
 
+    def bind_resident(self, arch: Arch, device: int, threads: int, *last: int) -> load.Launch:
+        """Its launch by as many blocks as a GPU holds at a time."""
+        return self.bind(device, (self.resident_blocks(arch, device, threads),), threads, *last)
+
     def resident_blocks(self, arch: Arch, device: int, threads: int) -> int:
         """Blocks that a GPU holds at a time; no more than multiprocessors of `arch` hold, which keep 1 KiB a block."""
         most = ((arch.shared_memory + 1024) // (self.shared_memory + 1024)) * gpu(device).multiprocessors
