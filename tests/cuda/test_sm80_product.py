@@ -79,7 +79,7 @@ def test_no_row_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();", True),
         ("__syncthreads();  // the next stage", "// the next stage", True),
         ("(here == first ? end : here) - STAGE_BYTES", "here", False),
-        ("index[i] = next.of.first + row", "index[i] = row", True),
+        ("int index = next.of.first + row", "int index = row", True),
         ("row % 8 : row / 2 % 4)) * 16", "row % 4 : row / 2 % 4)) * 8", True),
         ("const bool valid = 8 * j < left;", "const bool valid = 8 * j < left + 8;", True),
         ("lane / 16 * 8 + lane % 8, lane / 8 % 2", "lane / 4, lane / 8 % 2", True),
@@ -87,6 +87,7 @@ def test_no_row_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("if (channel >= width) return;", "", True),
         ("while (!complete(item.tile)) {", "while (false) {", False),
         ("        if (done >= 0) loader.made(done);", "", False),
+        ("min(m, valid - 1) * (is_down ? 64 : 32)", "min(m, valid - 1) * 64", True),
         ("if (next.kind == NONE || (next.kind == DOWN && !down)) {", "if (next.kind == NONE) {", False),
     ],
 )

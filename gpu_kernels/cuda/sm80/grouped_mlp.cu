@@ -57,7 +57,7 @@ constexpr int GROUPS = MAX_N / (8 * WARPS_N);  // of 8 rows, a warp, at most
 constexpr int ROW_BYTES = K_BLOCK * 2, CHUNKS = K_BLOCK / 8, K_STEPS = K_BLOCK / 16;
 constexpr int STAGE_BYTES = (WEIGHT_ROWS + MAX_N) * ROW_BYTES;
 constexpr int PASS = THREADS / CHUNKS;  // rows that the threads copy at a time
-constexpr int WEIGHT_PASSES = WEIGHT_ROWS / PASS, ROW_PASSES = (MAX_N + PASS - 1) / PASS;
+constexpr int ROW_PASSES = (MAX_N + PASS - 1) / PASS;
 constexpr int SLOTS = 16, NEVER = 1 << 30;
 
 static_assert(K_BLOCK == 32 || K_BLOCK == 64, "rows of 64 or 128 bytes");
@@ -90,14 +90,16 @@ struct Loader {
     Item* items;
     u32 shared;
 
-    u64 weights, x;             // addresses, of the next step
-    u32 high, next_64;          // 16 bytes each: from a low row to the high one, from 64 rows to the next
-    int weight_bytes, x_bytes;  // of a row in memory
-    int valid, rows;            // rows of weights, and of x, to copy
-    int index[ROW_PASSES];      // rows of x
-    int steps = 0;              // of this item that are not filled yet; NEVER: there is no item to fill
-    int item = 0;               // that is prepared next
-    int claimed;                // thread 0: the item after the next
+    u64 weights, x;          // addresses, of the next step
+    u64 high;                // bytes from a low row to the high one
+    u32 of_64[WARPS_M];      // bytes from the first 64 rows to each 64
+    u32 row_bytes;           // of weights
+    u32 of_row[ROW_PASSES];  // from the first row of x to this thread's, 16 bytes each
+    int rows;                // of x, to copy
+    int steps = 0;           // of this item that are not filled yet; NEVER: there is no item to fill
+    int item = 0;            // that is prepared next
+    int claimed;             // thread 0: the item after the next
+    bool live = false;       // there is an item to fill
     bool down = false;
 #if READ_ONCE
     u64 policy = evict_first();
@@ -124,9 +126,11 @@ struct Loader {
         const Item next = items[item % SLOTS];
         if (next.kind == NONE || (next.kind == DOWN && !down)) {
             steps = NEVER;
-            valid = rows = 0;
+            live = false;
+            rows = 0;
             return;
         }
+        live = true;
         ++item;
         if (threadIdx.x == 0) {
             work.fill(items[item % SLOTS], claimed);
@@ -140,57 +144,49 @@ struct Loader {
         const u64 first = static_cast<u64>(next.of.expert) * (is_down ? given.H : given.rows_of_expert) +
                           channel + channel_of(row);
         steps = depth / K_BLOCK;
-        weight_bytes = stride * 2;
+        row_bytes = stride * 2;
         weights = reinterpret_cast<u64>((is_down ? given.down : given.gate) + first * stride + chunk * 8);
-        high = is_down ? 2 * weight_bytes
-                       : (reinterpret_cast<u64>(given.up) - reinterpret_cast<u64>(given.gate)) / 16;
-        next_64 = weight_bytes * (is_down ? 4 : 2);
-        if (PASS == 64 && row >= 32) weights += 16 * static_cast<u64>(high);
-        valid = is_down ? given.H - channel : 2 * (given.I - channel);
+        high = is_down ? 32 * row_bytes : reinterpret_cast<u64>(given.up) - reinterpret_cast<u64>(given.gate);
+        if (PASS == 64 && row >= 32) weights += high;
+        // past the last channel: the last 64 rows again, products that are not stored
+        const int valid = (is_down ? given.H - channel : 2 * (given.I - channel)) / 64;
+#pragma unroll
+        for (int m = 0; m < WARPS_M; ++m) of_64[m] = min(m, valid - 1) * (is_down ? 64 : 32) * row_bytes;
 
         rows = next.of.rows - row;
-        x_bytes = depth * 2;
         x = reinterpret_cast<u64>((is_down ? act : hidden) + chunk * 8);
 #pragma unroll
         for (int i = 0; i < ROW_PASSES; ++i) {
-            index[i] = next.of.first + row + PASS * i;
-            if (!is_down && PASS * i < rows) index[i] = row_tokens[index[i]];
+            int index = next.of.first + row + PASS * i;
+            if (!is_down && PASS * i < rows) index = row_tokens[index];
+            of_row[i] = index * (depth / 8);
         }
         work.wait_for_activations(next);
     }
 
-    // One of PARTS parts of a step's copies, to the stage at `to`.
-    template <int PART, int PARTS>
+    // A step's copies, to the stage at `to`.
     __device__ __forceinline__ void fill(u32 to) {
-        constexpr int ALL = WEIGHT_PASSES + ROW_PASSES;
         to += place(threadIdx.x / CHUNKS, threadIdx.x % CHUNKS);
 #pragma unroll
-        for (int n = ALL * PART / PARTS; n < ALL * (PART + 1) / PARTS; ++n) {
-            if (n < WEIGHT_PASSES) {
-                const int r = PASS * n;
-                const u32 units = (r / 32 % 2 ? high : 0) + r / 64 * next_64;
-                const u32 within = r / 8 % 4 * 2;
-                const u64 first = within ? row_at(weights, within, weight_bytes) : weights;
-                const void* from = reinterpret_cast<const void*>(r / 32 ? row_at(first, units, 16) : first);
-                // past the last channel: products of what is there, not stored
+        for (int r = 0; r < WEIGHT_ROWS; r += PASS) {
+            u64 from = weights;
+            if (r / 64) from += of_64[r / 64];
+            if (r / 32 % 2) from += high;
+            if (r / 8 % 4) from += r / 8 % 4 * 2 * row_bytes;
 #if READ_ONCE
-                if (r / 64 * 64 < valid) copy_16(to + r * ROW_BYTES, from, policy);
+            if (live) copy_16(to + r * ROW_BYTES, reinterpret_cast<const void*>(from), policy);
 #else
-                if (r / 64 * 64 < valid) copy_16(to + r * ROW_BYTES, from);
+            if (live) copy_16(to + r * ROW_BYTES, reinterpret_cast<const void*>(from));
 #endif
-            } else {
-                const int i = n - WEIGHT_PASSES;
-                const void* from = reinterpret_cast<const void*>(row_at(x, index[i], x_bytes));
-                if (PASS * i < rows) copy_16(to + (WEIGHT_ROWS + PASS * i) * ROW_BYTES, from);
-            }
         }
-    }
-
-    __device__ __forceinline__ void step() {
+#pragma unroll
+        for (int i = 0; i < ROW_PASSES; ++i) {
+            const void* from = reinterpret_cast<const void*>(row_at(x, of_row[i], 16));
+            if (PASS * i < rows) copy_16(to + (WEIGHT_ROWS + PASS * i) * ROW_BYTES, from);
+        }
         copies_commit();
         weights += ROW_BYTES;
         x += ROW_BYTES;
-        --steps;
     }
 
     // As Claims have it.
@@ -201,8 +197,8 @@ struct Loader {
         steps = 0;
         for (int s = 0; s < STAGES - 1; ++s) {
             if (steps == 0) prepare();
-            fill<0, 1>(shared + s * STAGE_BYTES);
-            step();
+            fill(shared + s * STAGE_BYTES);
+            --steps;
             __syncthreads();  // for the item that thread 0 looked up
         }
         copies_wait<STAGES - 2>();
@@ -234,8 +230,8 @@ struct Fragments {
 // Products of an item: G groups of 8 rows a warp. here: the stage of its first step. Each step's copies are
 // for a step STAGES - 1 later, whose stage is the one before.
 template <int G>
-__device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Sums& sums, int steps) {
-    constexpr int PAIRS = (G + 1) / 2, LAST = K_STEPS - 1, FILLS = LAST < 3 ? LAST : 3;
+__device__ __forceinline__ void multiply(Loader& loader, u32& here, Sums& sums, int steps) {
+    constexpr int PAIRS = (G + 1) / 2, LAST = K_STEPS - 1;
     const u32 first = loader.shared, end = first + STAGES * STAGE_BYTES;
     const Fragments fragments(G);
     u32 a[2][4][4], b[2][PAIRS][4];
@@ -248,63 +244,64 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Su
             for (int i = 0; i < 4; ++i) sums[m][j][i] = 0.0f;
     }
     fragments.load_rows(b[0][0], here, 0, 0);
-    for (int step = 0; step < steps; ++step) {
+    u32 free = (here == first ? end : here) - STAGE_BYTES;
+    while (steps) {
         if (loader.steps == 0) {
             loader.prepare();
             __syncwarp();  // ldmatrix and mma need all lanes
         }
-        const u32 free = (here == first ? end : here) - STAGE_BYTES;
-        const u32 next = here + STAGE_BYTES == end ? first : here + STAGE_BYTES;
+        int count = min(steps, loader.steps);  // none of them begins another item
+        steps -= count;
+        loader.steps -= count;
+#pragma unroll 1
+        do {
+            const u32 next = STAGES == 3                 ? 3 * first + 3 * STAGE_BYTES - here - free
+                             : here + STAGE_BYTES == end ? first
+                                                         : here + STAGE_BYTES;
 #pragma unroll
-        for (int k = 0; k < K_STEPS; ++k) {
-            if (k == 0) loader.fill<0, FILLS>(free);
-            if (k == 1 && FILLS > 1) loader.fill<1 % FILLS, FILLS>(free);
-            if (k == 2 && FILLS > 2) loader.fill<2 % FILLS, FILLS>(free);
+            for (int k = 0; k < K_STEPS; ++k) {
+                if (k == 0) loader.fill(free);
 #pragma unroll
-            for (int pair = 0; pair < PAIRS; ++pair) {
-                // rows of the next products. Those of the last k come before the barrier: all reads of a
-                // stage do
-                if (k == LAST && pair == 0) {
+                for (int pair = 0; pair < PAIRS; ++pair) {
+                    // rows of the next products. Those of the last k come before the barrier: all reads of a
+                    // stage do
+                    if (k == LAST && pair == 0) {
 #pragma unroll
-                    for (int p = 1; p < PAIRS; ++p) fragments.load_rows(b[k % 2][p], here, p, k);
-                } else if (k < LAST) {
-                    if (pair + 1 < PAIRS)
-                        fragments.load_rows(b[k % 2][pair + 1], here, pair + 1, k);
-                    else
-                        fragments.load_rows(b[(k + 1) % 2][0], here, 0, k + 1);
-                }
-                const auto next_weights = [&](u32 from, int of, int parts) {
-#pragma unroll
-                    for (int m = 4 * of / parts; m < 4 * (of + 1) / parts; ++m)
-                        fragments.load_weights(a[(k + 1) % 2][m], from, m, (k + 1) % K_STEPS);
-                };
-                if (k < LAST) next_weights(here, pair, PAIRS);
-                if (k == LAST && pair > 0) next_weights(next, pair - 1, PAIRS - 1);
-                if (k == LAST && pair > 0 && pair + 1 == PAIRS) fragments.load_rows(b[0][0], next, 0, 0);
-#pragma unroll
-                for (int half = 0; half < 2; ++half)
-#pragma unroll
-                    for (int m = 0; m < 4; ++m)
-                        if (2 * pair + half < G)
-                            multiply_add(sums[m][2 * pair + half], a[k % 2][m], b[k % 2][pair][2 * half],
-                                         b[k % 2][pair][2 * half + 1]);
-                if (k == LAST && pair == 0) {
-                    loader.step();
-                    copies_wait<STAGES - 2>();
-                    __syncthreads();  // the next stage has landed, and no warp reads this one any more
-                    if (done >= 0) {
-                        // before this barrier, all activations of the previous item were written
-                        loader.made(done);
-                        done = -1;
+                        for (int p = 1; p < PAIRS; ++p) fragments.load_rows(b[k % 2][p], here, p, k);
+                    } else if (k < LAST) {
+                        if (pair + 1 < PAIRS)
+                            fragments.load_rows(b[k % 2][pair + 1], here, pair + 1, k);
+                        else
+                            fragments.load_rows(b[(k + 1) % 2][0], here, 0, k + 1);
                     }
-                    if (PAIRS == 1) {
-                        next_weights(next, 0, 1);
-                        fragments.load_rows(b[0][0], next, 0, 0);
+                    const auto next_weights = [&](u32 from, int of, int parts) {
+#pragma unroll
+                        for (int m = 4 * of / parts; m < 4 * (of + 1) / parts; ++m)
+                            fragments.load_weights(a[(k + 1) % 2][m], from, m, (k + 1) % K_STEPS);
+                    };
+                    if (k < LAST) next_weights(here, pair, PAIRS);
+                    if (k == LAST && pair > 0) next_weights(next, pair - 1, PAIRS - 1);
+                    if (k == LAST && pair > 0 && pair + 1 == PAIRS) fragments.load_rows(b[0][0], next, 0, 0);
+#pragma unroll
+                    for (int half = 0; half < 2; ++half)
+#pragma unroll
+                        for (int m = 0; m < 4; ++m)
+                            if (2 * pair + half < G)
+                                multiply_add(sums[m][2 * pair + half], a[k % 2][m], b[k % 2][pair][2 * half],
+                                             b[k % 2][pair][2 * half + 1]);
+                    if (k == LAST && pair == 0) {
+                        copies_wait<STAGES - 2>();
+                        __syncthreads();  // the next stage has landed, and no warp reads this one any more
+                        if (PAIRS == 1) {
+                            next_weights(next, 0, 1);
+                            fragments.load_rows(b[0][0], next, 0, 0);
+                        }
                     }
                 }
             }
-        }
-        here = next;
+            free = here;
+            here = next;
+        } while (--count);
     }
 }
 
@@ -312,19 +309,18 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Su
 __device__ __forceinline__ constexpr int after(int groups) { return groups + (2 * groups < GROUPS ? 2 : 1); }
 constexpr int FEWEST = GROUPS > 4 ? 2 : 1;
 
-// With the fewest groups a warp that hold the rows of the item. done: a tile of whose activations the item
-// before made a part, or -1.
+// With the fewest groups a warp that hold the rows of the item.
 template <int G>
-__device__ __forceinline__ void run(Loader& loader, u32& here, int done, const Item& item, int rows, u16* act,
-                                    u16* out, int H, int I) {
+__device__ __forceinline__ void run(Loader& loader, u32& here, const Item& item, int rows, u16* act, u16* out,
+                                    int H, int I) {
     if constexpr (G < GROUPS) {
         if (rows > 8 * WARPS_N * G) {
-            run<after(G)>(loader, here, done, item, rows, act, out, H, I);
+            run<after(G)>(loader, here, item, rows, act, out, H, I);
             return;
         }
     }
     Sums sums;
-    multiply<G>(loader, here, done, sums, (item.kind == DOWN ? I : H) / K_BLOCK);
+    multiply<G>(loader, here, sums, (item.kind == DOWN ? I : H) / K_BLOCK);
     const int warp = threadIdx.x / 32, of_64 = item.block * WARPS_M + warp % WARPS_M;
     write<G>(sums, item, of_64, warp / WARPS_M * G * 8, act, out, H, I);
 }
@@ -349,6 +345,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
             loader.start();
         },
         [&](int, const Item& item, int done) {
-            run<FEWEST>(loader, here, done, item, item.of.rows, act, out, H, I);
+            if (done >= 0) {
+                __syncthreads();  // all activations of the item before are written
+                loader.made(done);
+            }
+            run<FEWEST>(loader, here, item, item.of.rows, act, out, H, I);
         });
 }
