@@ -8,6 +8,7 @@ layers. They share the launch overhead of the graph: some microseconds.
 
 from __future__ import annotations
 
+import random
 import statistics
 import time
 import warnings
@@ -113,9 +114,9 @@ def clock_for(device: str) -> CpuClock | CudaClock:
 def take_turns(turns: Sequence[Turn], clock: CpuClock | CudaClock, rounds: int, seconds: float) -> int:
     """Time turns that were warmed up, in rounds; returns how many.
 
-    `rounds` of them, or fewer (never under ten) to stay near `seconds`. In every round each turn runs once, and the
-    next round starts with another turn. So a slow spell of the machine, or what ran just before, affects all turns
-    alike.
+    `rounds` of them, or fewer (never under ten) to stay near `seconds`. In every round each turn runs once, in an order
+    that is drawn anew. So a slow spell of the machine affects all turns alike, and no turn always follows the same one:
+    near a power limit, what ran just before sets the clock.
     """
     if not turns:
         return 0
@@ -126,9 +127,9 @@ def take_turns(turns: Sequence[Turn], clock: CpuClock | CudaClock, rounds: int, 
         turn.samples.clear()
         turn.host.clear()
     n = max(min(rounds, int(seconds / one)), min(rounds, 10))
-    for r in range(n):
-        first = r % len(turns)
-        clock.time([*turns[first:], *turns[:first]])
+    order = random.Random(0)
+    for _ in range(n):
+        clock.time(order.sample(turns, len(turns)))
     return n
 
 
