@@ -159,7 +159,7 @@ struct Loader {
         for (int i = 0; i < ROW_PASSES; ++i) {
             int index = next.of.first + row + PASS * i;
             if (!is_down && PASS * i < rows) index = row_tokens[index];
-            of_row[i] = index * (depth / 8);
+            of_row[i] = static_cast<u32>(index) * (depth / 8);  // below 2^32: see the limits of a problem
         }
         work.wait_for_activations(next);
     }
