@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import time
 from dataclasses import replace
@@ -19,6 +20,7 @@ from model_ranks import by_ranks
 from ttnn_moe.contract import Experts, Placement, Problem, Routing
 from ttnn_moe.cuda.combine.channel import Sizes
 from ttnn_moe.errors import ContractError
+from ttnn_moe.parallel import exchanges
 from ttnn_moe.parallel.exchanges import Topology, agreement, peer_memory, symmetric
 from ttnn_moe.parallel.exchanges.exchange import world_of
 from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
@@ -46,6 +48,26 @@ def test_why_not(problem: Problem, changes: dict, why: str) -> None:
     topology = Topology(Placement.uniform(16, 2, 0), runs, wire=BF16)
     said = PeerMemoryExchange.why_not(problem, replace(topology, **changes))
     assert said is not None and why in said
+
+
+def chosen_of(ranks: Ranks, T: int, connected: bool) -> None:
+    """Rank 0's GPU copies in bulk, through shared memory that T tokens of a rank may not fit; the others' do not."""
+    torch.cuda.is_available = lambda: True
+    peer_memory.gpu = lambda: SimpleNamespace(capability=(8 + (ranks.rank == 0), 0))  # type: ignore[assignment]
+    peer_memory._reaches_peers = lambda: connected or ranks.rank == 0
+    placement = Placement.uniform(16, ranks.size, ranks.rank)
+    runs = choose(replace(PROBLEM, device="cpu", D=1), "reference")
+    exchanges.choose("hierarchical", replace(PROBLEM, T=T, D=ranks.size), Topology(placement, runs, wire=BF16))
+
+
+@pytest.mark.parametrize(
+    ("T", "connected", "why"), [(1 << 20, True, "rank 0: .*shared memory"), (64, False, "rank 1: .*GPU does not reach")]
+)
+def test_all_ranks_refuse_where_one_cannot(T: int, connected: bool, why: str, tmp_path: Path) -> None:
+    begin, timeout = time.monotonic(), 40.0
+    for failed in by_ranks(chosen_of, 2, tmp_path, T, connected, timeout=timeout):
+        assert failed.kind == "BackendUnavailable" and re.search(why, failed.text), failed
+    assert time.monotonic() - begin < timeout / 2, "a rank waited for the timeout"
 
 
 def odd(rows: torch.Tensor) -> torch.Tensor:

@@ -63,6 +63,8 @@ def choose(name: str, problem: Problem, topology: Topology) -> Mover:
     able: list[type[Exchange]] = []
     for kind in automatic(topology) if name == AUTO else (kind for kind in EXCHANGES if kind.name == name):
         reason = kind.why_not(problem, topology)
+        if dist.is_initialized():
+            reason = agreement.reason_of_any(reason, topology.group)
         if reason is None:
             able.append(kind)
         else:

@@ -43,6 +43,14 @@ def check_same(group: dist.ProcessGroup | None, **values: object) -> None:
         compare(gather({name: str(value) for name, value in values.items()}, group), "one layer", "arguments")
 
 
+def reason_of_any(mine: str | None, group: dist.ProcessGroup | None) -> str | None:
+    """The first reason that a process gives; None: none of them gives one. All processes get the same answer."""
+    reasons = gather(mine, group)
+    if len(set(reasons)) == 1:
+        return mine
+    return next(f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason is not None)
+
+
 @contextmanager
 def all_or_none(group: dist.ProcessGroup | None, what: str, remedy: str) -> Iterator[None]:
     """Inside, each process does its own part, and waits for no other. Afterwards all know whether all succeeded.

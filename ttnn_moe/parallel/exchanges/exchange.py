@@ -65,14 +65,14 @@ class Exchange(Mover, Protocol):
 
     @classmethod
     def why_not(cls, problem: Problem, topology: Topology) -> str | None:
-        """None if this exchange can serve calls of up to problem.T tokens, else the reason, with the remedy.
+        """None if this process can serve calls of up to problem.T tokens, else the reason, with the remedy.
 
-        All processes ask together, as they may tell each other what they know. The answer is the same on every one.
+        All processes ask together, as they may tell each other what they know. `choose` tells them each other's answer.
         """
 
     @classmethod
     def of(cls, problem: Problem, topology: Topology) -> Mover:
-        """Make it ready; every process does so. Only after why_not returned None."""
+        """Make it ready; every process does so. Only after why_not returned None on all."""
 
 
 class Table:

@@ -55,8 +55,7 @@ class PeerMemoryExchange:
             _sizes(problem, topology).plans()
         except ContractError as error:
             return str(error).removesuffix(".")
-        hosts = agreement.gather(_reaches_peers(), topology.group)
-        return None if all(hosts) else "not every GPU reaches all others' memory; to fix it: exchange='all_to_all'"
+        return None if _reaches_peers() else "its GPU does not reach all others' memory; use exchange='all_to_all'"
 
     @classmethod
     def of(cls, problem: Problem, topology: Topology) -> PeerMemoryExchange:
@@ -123,7 +122,7 @@ def _aligned(rows: Tensor) -> Tensor:
     return rows.clone() if rows.data_ptr() % 16 else rows
 
 
-def _reaches_peers() -> tuple[bool, ...] | bool:
+def _reaches_peers() -> bool:
     count = torch.cuda.device_count()
     here = torch.cuda.current_device()
     return all(n == here or torch.cuda.can_device_access_peer(here, n) for n in range(count))
