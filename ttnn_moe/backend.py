@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
@@ -255,8 +255,13 @@ class NamesVersions(Protocol):
 class SharesScratch(Protocol):
     """A backend with scratch for each stream, which can do with one."""
 
-    def prepare_in_turn(self, problem: Problem, experts: Experts, placement: Placement | None) -> Prepared:
-        """As prepare, for layers whose calls follow one another, whatever their streams: they share one scratch."""
+    def prepare_in_turn(
+        self, problem: Problem, experts: Experts, placement: Placement | None, owner: Hashable = True
+    ) -> Prepared:
+        """As prepare, for an owner whose calls follow one another, whatever their streams.
+
+        Layers of one problem and one owner share one scratch.
+        """
 
 
 @runtime_checkable

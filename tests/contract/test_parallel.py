@@ -432,7 +432,7 @@ def test_an_id_of_64_bits_does_not_wrap_around() -> None:
             raise InterruptedError(str(ids.tolist()))
 
     exchange = PeerMemoryExchange.__new__(PeerMemoryExchange)
-    exchange._channel = Channel()  # type: ignore[assignment]
+    exchange._channel = exchange._local = Channel()  # type: ignore[assignment]
     exchange._counts = torch.arange(2, dtype=torch.int32)[:, None]
     hidden, weights = torch.ones(1, H), torch.ones(1, 3)
     routing = Routing.from_topk(torch.tensor([[0, 2**32 + 1, E]]), weights, E)

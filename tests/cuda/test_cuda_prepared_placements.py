@@ -120,9 +120,10 @@ def test_streams_of_a_gpu_share_scratch_where_calls_take_turns(in_turn: bool, mo
 
 def test_calls_of_a_layer_take_turns_only_where_its_caller_says_so(family: Reference) -> None:
     experts = Experts.dense(torch.zeros(E, 2 * I, H), torch.zeros(E, H, I))
-    layers = PreparedCuda(PROBLEM, experts, None), PreparedCuda(PROBLEM, experts, None, in_turn=True)
-    spaces = [Workspace.of(PROBLEM, experts.device, False, in_turn) for in_turn in (False, True)]
-    assert [layer._space for layer in layers] == spaces and spaces[0] is not spaces[1]
+    owners = False, True, "one owner", "another"
+    layers = [PreparedCuda(PROBLEM, experts, None, in_turn=owner) for owner in owners]
+    spaces = [Workspace.of(PROBLEM, experts.device, False, owner) for owner in owners]
+    assert [layer._space for layer in layers] == spaces and len(set(map(id, spaces))) == len(owners)
 
 
 def test_a_layer_compiles_what_its_caller_names(family: Reference, monkeypatch: pytest.MonkeyPatch) -> None:

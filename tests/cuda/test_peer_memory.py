@@ -18,14 +18,16 @@ import torch.distributed._symmetric_memory as symmetric_memory
 
 from model_ranks import by_ranks
 from ttnn_moe.contract import Experts, Placement, Problem, Routing
-from ttnn_moe.cuda.combine.channel import Sizes
+from ttnn_moe.cuda.combine.channel import Came, Sizes
 from ttnn_moe.errors import ContractError
-from ttnn_moe.parallel import exchanges
+from ttnn_moe.parallel import ExpertParallel, exchanges
 from ttnn_moe.parallel.exchanges import Topology, agreement, peer_memory, symmetric
 from ttnn_moe.parallel.exchanges.exchange import world_of
+from ttnn_moe.parallel.exchanges.hierarchical import MACHINES
 from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
 from ttnn_moe.parallel.hierarchical import Nodes
 from ttnn_moe.parallel.ranks import Ranks
+from ttnn_moe.reference import ReferenceBackend
 from ttnn_moe.registry import choose
 
 BF16 = torch.bfloat16
@@ -86,7 +88,7 @@ def test_rows_that_are_not_aligned_are_copied() -> None:
             raise InterruptedError
 
     exchange = PeerMemoryExchange.__new__(PeerMemoryExchange)
-    exchange._channel = Channel()  # type: ignore[assignment]
+    exchange._channel = exchange._local = Channel()  # type: ignore[assignment]
     exchange._counts = torch.arange(4, dtype=torch.int32)[:, None]
     rows, routing = torch.randn(3, 8).to(BF16), Routing.from_topk(torch.zeros(3, 2).int(), torch.ones(3, 2), 4)
     assert odd(rows).data_ptr() % 16
@@ -146,6 +148,78 @@ def test_memory_of_all_ranks(tmp_path: Path) -> None:
         assert not memory.any() and len(memory) == 256 and addresses == [7, 7, 7]
 
 
+class Alone:
+    """A channel between no ranks: what is sent comes to the rank itself."""
+
+    def __init__(self, T: int, R: int):
+        A, H, K = R * T, PROBLEM.H, PROBLEM.K
+        self.expert_out = torch.zeros(A, H, dtype=BF16)
+        ids, count = torch.full((A, K), -1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+        self.came = Came(torch.zeros(A, H, dtype=BF16), ids, torch.zeros(A, K), count)
+
+    def dispatch(self, *_: object) -> Came:
+        return self.came
+
+    def combine(self, out: torch.Tensor, *_: object) -> None:
+        out.zero_()
+
+
+def first_call_of(ranks: Ranks, fails: int) -> torch.Tensor:
+    """A layer, and its first call; this rank has no memory for the scratch of its experts."""
+    prepare = ReferenceBackend.prepare
+
+    def prepared(*given: Any) -> Any:
+        if ranks.rank == fails:
+            raise torch.OutOfMemoryError("no memory for scratch")
+        return prepare(*given)
+
+    ReferenceBackend.prepare = prepared  # type: ignore[method-assign]
+    PeerMemoryExchange.why_not = lambda problem, topology: None  # type: ignore[assignment]
+    peer_memory._channel_of = lambda problem, topology: Alone(problem.T, ranks.size)  # type: ignore[assignment]
+    torch.cuda.current_device = lambda: "cpu"
+    MACHINES["cpu"] = replace(MACHINES["cpu"], exchange=PeerMemoryExchange)
+    problem = replace(PROBLEM, device="cpu", D=ranks.size)
+    experts = Experts.dense(torch.zeros(8, 256, 256, dtype=BF16), torch.zeros(8, 256, 128, dtype=BF16))
+    placement = Placement.uniform(16, ranks.size, ranks.rank)
+    layer = ExpertParallel(problem, experts, placement, backend="reference", exchange="hierarchical", wire=BF16)
+    dist.barrier()
+    return layer(torch.ones(4, 256, dtype=BF16), torch.zeros(4, 4, dtype=torch.int32), torch.ones(4, 4))
+
+
+def test_all_ranks_raise_at_once_where_one_has_no_memory_for_its_experts(tmp_path: Path) -> None:
+    """Behind its dispatch a rank may not find that out: the others' kernels would wait for the timeout."""
+    for failed in by_ranks(first_call_of, 2, tmp_path, 1):
+        assert failed.kind == "BackendUnavailable", failed
+        assert (
+            "rank 1: OutOfMemoryError: no memory for scratch" in failed.text and "exchange='all_to_all'" in failed.text
+        )
+
+
+def test_the_first_call_finds_its_experts_ready(tmp_path: Path) -> None:
+    for out in by_ranks(first_call_of, 2, tmp_path, -1):
+        assert not out.any() and len(out) == 4
+
+
+def test_layers_of_a_channel_share_one_scratch_on_all_streams(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stream that only one rank takes can then not lack memory."""
+    owners: list[object] = []
+
+    def in_turn(self: ReferenceBackend, problem: Problem, experts: Experts, placement: None, owner: object) -> Any:
+        owners.append(owner)
+        return self.prepare(problem, experts, placement)
+
+    monkeypatch.setattr(ReferenceBackend, "prepare_in_turn", in_turn, raising=False)
+    monkeypatch.setattr(agreement, "gather", lambda said, group: [said])
+    channel: Any = Alone(8, 2)
+    topology = Topology(
+        Placement.uniform(16, 2, 0), choose(replace(PROBLEM, device="cpu", D=1), "reference"), wire=BF16
+    )
+    for _ in range(2):
+        exchange = PeerMemoryExchange(channel, replace(PROBLEM, T=8), topology)
+        exchange.ready(Experts.dense(torch.zeros(8, 256, 256, dtype=BF16), torch.zeros(8, 256, 128, dtype=BF16)))
+    assert owners == [channel, channel]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("gpus", "nodes"), [(2, None), (4, None), (4, Nodes(2, 2))], ids=str)
 def test_layers_on_several_gpus(gpus: int, nodes: Nodes | None, tmp_path: Path) -> None:
@@ -160,8 +234,6 @@ def test_layers_on_several_gpus(gpus: int, nodes: Nodes | None, tmp_path: Path) 
 
 
 def _rank(rank: int, D: int, nodes: Nodes | None, port: int, folder: str) -> None:
-    from ttnn_moe.parallel import ExpertParallel
-
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     torch.cuda.set_device(rank)
     dist.init_process_group("cpu:gloo,cuda:nccl", rank=rank, world_size=D)

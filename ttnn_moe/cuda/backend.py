@@ -8,7 +8,7 @@ With TRITON_INTERPRET=1 the Triton kernels run on the CPU, slowly, in fp16 and f
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from typing import TYPE_CHECKING
 
 import torch
@@ -83,8 +83,10 @@ class CudaBackend:
     def prepare(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedCuda:
         return PreparedCuda(problem, experts, placement)
 
-    def prepare_in_turn(self, problem: Problem, experts: Experts, placement: Placement | None) -> PreparedCuda:
-        return PreparedCuda(problem, experts, placement, in_turn=True)
+    def prepare_in_turn(
+        self, problem: Problem, experts: Experts, placement: Placement | None, owner: Hashable = True
+    ) -> PreparedCuda:
+        return PreparedCuda(problem, experts, placement, in_turn=owner)
 
     def compile_ahead(self, problem: Problem, device: torch.device) -> None:
         compile_up_to(problem, target_of(device))

@@ -105,6 +105,8 @@ class ExpertParallel(Prepared):
         self.exchange = exchanges.choose(exchange, self.problem, topology)
         made = self.exchange.transport if isinstance(self.exchange, Hierarchical) else None
         self.kernels = made if isinstance(made, PeerMemoryExchange) else None
+        if self.kernels is not None:
+            self.kernels.ready(experts)
 
     def compile(self, least: int = 1, *, ids64: bool = False, accumulate: bool = False) -> int:
         """Compile what this process's experts launch for the tokens of all processes; see Prepared. Returns 0."""

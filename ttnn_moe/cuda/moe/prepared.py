@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Hashable
 from dataclasses import replace
 from functools import lru_cache, partial
 from threading import Lock
@@ -71,13 +72,14 @@ class Workspace:
     """Scratch for each stream, made at a stream's first call. Layers prepared for one problem share it.
 
     Args:
-        in_turn: calls follow one another, whatever their streams: one scratch serves all of them.
+        in_turn: an owner whose calls follow one another, whatever their streams: one scratch serves all of them.
+            False: there is none.
 
     Attributes:
         turn: hold it from the first to the last launch of a call. Then threads may share a stream.
     """
 
-    def __init__(self, problem: Problem, device: torch.device, sums: bool, in_turn: bool = False):
+    def __init__(self, problem: Problem, device: torch.device, sums: bool, in_turn: Hashable = False):
         self.turn = Lock()
         self._make = lambda: Scratch(problem, device, sums)
         self._index = device.index if device.type == "cuda" and not in_turn else None
@@ -92,7 +94,7 @@ class Workspace:
         return found
 
     @classmethod
-    def of(cls, problem: Problem, device: torch.device, sums: bool, in_turn: bool = False) -> Workspace:
+    def of(cls, problem: Problem, device: torch.device, sums: bool, in_turn: Hashable = False) -> Workspace:
         key = (problem, device, sums, in_turn)
         found = _SHARED.get(key)
         if found is None:
@@ -108,7 +110,7 @@ class PreparedCuda(Prepared):
     in_turn: see Workspace.
     """
 
-    def __init__(self, problem: Problem, experts: Experts, placement: Placement | None, in_turn: bool = False):
+    def __init__(self, problem: Problem, experts: Experts, placement: Placement | None, in_turn: Hashable = False):
         super().__init__(problem, experts, placement)
         device = experts.device
         self._parts: list[tuple[Experts, Tensor | None]] = [(experts, None)]

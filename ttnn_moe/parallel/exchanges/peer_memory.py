@@ -11,8 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ... import api
-from ...backend import Prepared
+from ... import registry
+from ...backend import Prepared, SharesScratch
 from ...contract import Experts, Problem, Routing
 from ...cuda.combine.channel import Channel, Sizes
 from ...cuda.combine.kernel import RingPlan
@@ -39,10 +39,8 @@ class PeerMemoryExchange:
 
     def __init__(self, channel: Channel, problem: Problem, topology: Topology):
         self._channel, self._backend, self._timeout = channel, topology.backend.name, topology.timeout
-        self._rank = topology.placement.rank or 0
+        self._rank, self._group, self._T = topology.placement.rank or 0, topology.group, problem.T
         self._local: Prepared | None = None
-        # row n is n
-        self._counts = torch.arange(problem.T + 1, dtype=torch.int32, device=torch.cuda.current_device())[:, None]
 
     @classmethod
     def why_not(cls, problem: Problem, topology: Topology) -> str | None:
@@ -63,6 +61,32 @@ class PeerMemoryExchange:
         with torch.inference_mode(False), torch.no_grad():
             return cls(_channel_of(problem, topology), problem, topology)
 
+    def ready(self, experts: Experts) -> None:
+        """Make all that calls of this rank's experts take; every rank calls it, before the first call.
+
+        A rank that found no memory behind its dispatch would let the others' kernels wait.
+
+        Raises:
+            BackendUnavailable: on all ranks: one has too little memory, or cannot make its kernels ready.
+        """
+        channel = self._channel
+        rows = channel.expert_out
+        with (
+            agreement.all_or_none(self._group, "a rank cannot make its experts ready", REMEDY),
+            # a layer's first call may be under inference_mode, and a later one outside
+            torch.inference_mode(False),
+            torch.no_grad(),
+        ):
+            # row n is n
+            self._counts = torch.arange(self._T + 1, dtype=torch.int32, device=rows.device)[:, None]
+            problem = Problem.of(len(rows), channel.came.ids.shape[1], experts, rows.dtype)
+            backend = registry.choose(problem, self._backend)
+            if isinstance(backend, SharesScratch):  # a channel's calls follow one another, whatever their streams
+                self._local = backend.prepare_in_turn(problem, experts, None, channel)
+            else:
+                self._local = backend.prepare(problem, experts, None)
+            self._local.compile(len(rows))
+
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         out = hidden.new_empty(hidden.shape)
         self.into(hidden, routing, experts, out, False)
@@ -73,7 +97,8 @@ class PeerMemoryExchange:
 
         out: contiguous, at a multiple of 16 bytes.
         """
-        channel, count = self._channel, routing.num_tokens
+        channel, local, count = self._channel, self._local, routing.num_tokens
+        assert local is not None, "ready makes it"
         if count is None:
             count = self._counts[len(hidden)]
         elif len(hidden) < len(self._counts) - 1:  # the kernels know the most that a call may have
@@ -81,16 +106,8 @@ class PeerMemoryExchange:
         ids = routing.topk_ids if routing.topk_ids.dtype == torch.int32 else routing.ids  # 2^32 + 1 names no expert
         ids, weights = ids.contiguous(), routing.topk_weights.contiguous()
         came = channel.dispatch(_aligned(hidden), ids, weights, count)
-        self._prepared(experts)(came.rows, came.ids, came.weights, out=channel.expert_out, num_tokens=came.A)
+        local(came.rows, came.ids, came.weights, out=channel.expert_out, num_tokens=came.A)
         channel.combine(out, count, out if accumulate else None)
-
-    def _prepared(self, experts: Experts) -> Prepared:
-        if self._local is None:
-            rows = self._channel.expert_out
-            problem = Problem.of(len(rows), self._channel.came.ids.shape[1], experts, rows.dtype)
-            self._local = api.prepare(problem, experts, backend=self._backend)
-            self._local.compile(len(rows))
-        return self._local
 
     def look(self) -> None:
         """Behind the calls so far, the GPU tells the host what `check` says; a CUDA graph can hold it."""
