@@ -49,8 +49,12 @@ def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
     used = cache.table[0].tolist() + cache.table[2, :2].tolist()
     assert sorted(used) == [1, 2, 3, 4, 5] and not cache.pool.free
     assert not cache.table[1].any() and not cache.table[cache.spare].any() and cache.table[2, 2] == 0
-    with pytest.raises(RequestError, match="does not fit the KV cache.*at most 32"):
+    with pytest.raises(
+        RequestError, match="does not fit the KV cache.*at most 32; to fix it: open the row for 33 tokens"
+    ):
         cache.prefill([(0, 5), (2, 33)], [])
+    with pytest.raises(RequestError, match="at most 0; to fix it: open the row for 7 tokens"):
+        cache.prefill([(1, 7)], [])
     assert cache.lengths == [0] * 4, "a step that is refused has grown no row"
     cache.close(0)
     cache.open(1, 48)
@@ -58,7 +62,7 @@ def test_rows_share_no_page_and_the_table_says_which_they_have() -> None:
     assert cache.prefill([(1, 20)], []).bound == 20 and cache.prefill([(2, 5)], [], [(1, 20)]).bound == 21
     assert cache.prefill([(1, 28)], [], [(2, 5)]).bound == 48 and cache.lengths == [0, 48, 5, 0]
     assert cache.decode([1, 2], [47, 5]).bound == cache.prefill([], [], [(1, 47), (2, 5)]).bound == 48
-    with pytest.raises(RequestError, match="got 48 tokens and 1 more; expected at most 48"):
+    with pytest.raises(RequestError, match="got 48 tokens and 1 more; expected at most 48; to fix it: make .* larger"):
         cache.decode([2, 1], [5, 48])
     # the page table has 0 there: the dummy page would take the token
     for step in (partial(cache.prefill, [(2, 1)], []), partial(cache.stage, [(2, 1)])):

@@ -247,10 +247,12 @@ class RowCache(ABC):
             self._check_room(row, position, 1)
 
     def _check_room(self, row: int, past: int, n: int) -> None:
-        if past + n > self.room(row):
+        tokens, room = past + n, self.room(row)
+        if tokens > room:
+            larger = "make the cache with a larger capacity, and " if tokens > self.capacity else ""
             raise RequestError(
                 f"sequence {row} does not fit the KV cache",
                 got=f"{past} tokens and {n} more",
-                expected=f"at most {self.room(row)}",
-                remedy="make the cache with a larger capacity",
+                expected=f"at most {room}",
+                remedy=f"{larger}open the row for {tokens} tokens",
             )
