@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 import ttnn_moe
 from ttnn_moe import arranging, decoder
 from ttnn_moe.backend import Prepared
-from ttnn_moe.formats import mxfp4_boxes
+from ttnn_moe.formats import int4_24, mxfp4_boxes
 from ttnn_moe.kv.cache import FusedWrite, HeadNorms, KVCache
 from ttnn_moe.kv.step import Step
 from ttnn_moe.sizes import power_of_2
@@ -112,11 +113,22 @@ class DenseMLP(nn.Module):
         return decoder.linear_add(F.silu(gate) * up, self.down.weight, self.down.bias, x)
 
 
+@dataclass
+class Changes:
+    """times: how often what was prepared for a model's experts was given up. Steps captured before are void."""
+
+    times: int = 0
+
+
 class MoE(nn.Module):
     """Router and experts. The only place that calls the operator.
 
     Args:
         held: experts that this process holds; default: all. first: number of the first of them.
+
+    Attributes:
+        changes: layers of one model share it.
+        watched: parameters whose values decide which kernels run.
     """
 
     def __init__(self, config: Qwen3MoeConfig, backend: str, held: int | None = None, first: int = 0):
@@ -135,6 +147,9 @@ class MoE(nn.Module):
         self._arranged = False  # the parameters hold mxfp4_boxes: see ttnn_moe.arrange
         self._borrowed = False  # they may be tensors of a caller's state dict, whose bytes stay
         self._prepared: dict[int, Prepared] = {}
+        self.changes = Changes()
+        self.watched: tuple[Tensor, ...] = ()
+        self._writes = 0
 
     @property
     def tensors(self) -> dict[str, Tensor]:
@@ -158,8 +173,35 @@ class MoE(nn.Module):
                 for parameter in map(self.get_parameter, self._names):
                     parameter.data = parameter.data.clone()
                 self._borrowed, experts = False, replace(experts, tensors=self._held())
+            self._watch()
             self._experts = arranging.at_load(experts, self._mark)
+        elif self.watched and sum(tensor._version for tensor in self.watched) != self._writes:
+            with self._new_values():
+                self._forget()
         return self._experts
+
+    def _watch(self) -> None:
+        """Notice what is written to the parameters from now on, where fp16 may then not hold their scales any more."""
+        own = [self.get_parameter(name) for name in self._names] if self.format.name == int4_24.NAME else []
+        self.watched = () if any(tensor.is_inference() for tensor in own) else tuple(own)
+        self._writes = sum(tensor._version for tensor in self.watched)
+
+    @contextmanager
+    def _new_values(self) -> Iterator[None]:
+        """The weights' values change inside. What was prepared stays where it reads the new ones."""
+        before, prepared, times = self._experts, self._prepared, self.changes.times
+        yield
+        now = self.experts
+        if before is None or not _in_place(before, now):
+            return
+        if before.fp16_scales and not now.fp16_scales:
+            self._prepared = self._with_other_kernels(prepared)
+        else:  # captured steps read these weights, and use this memory
+            self._prepared, self.changes.times = prepared, times
+
+    def _with_other_kernels(self, prepared: dict[int, Prepared]) -> dict[int, Prepared]:
+        """What serves instead of these, whose kernels do not take the weights any more."""
+        return {}
 
     def _restore(self) -> None:
         """Bring the parameters back to the format that files have. The experts are made again when they are asked for.
@@ -173,6 +215,7 @@ class MoE(nn.Module):
 
     def _forget(self) -> None:
         """What was made of the weights."""
+        self.changes.times += bool(self._prepared)
         self._experts, self._prepared = None, {}
 
     def _mark(self, arranged: bool) -> None:
@@ -183,12 +226,10 @@ class MoE(nn.Module):
         return super()._apply(fn, recurse)
 
     def _load_from_state_dict(self, state: Any, prefix: str, metadata: dict[str, Any], *args: Any) -> None:
-        before, prepared = self._experts, self._prepared
-        self._restore()
-        self._borrowed = self._borrowed or metadata.get("assign_to_params_buffers", False)
-        super()._load_from_state_dict(state, prefix, metadata, *args)
-        if before is not None and _alike(before, self.experts):
-            self._prepared = prepared  # captured steps read these weights, and use this memory
+        with self._new_values():
+            self._restore()
+            self._borrowed = self._borrowed or metadata.get("assign_to_params_buffers", False)
+            super()._load_from_state_dict(state, prefix, metadata, *args)
 
     def _save_to_state_dict(self, destination: dict[str, Any], prefix: str, keep_vars: bool) -> None:
         super()._save_to_state_dict(destination, prefix, keep_vars)
@@ -226,11 +267,11 @@ class MoE(nn.Module):
         return x + ttnn_moe.moe(hidden, routing, self.experts, backend=self.backend, ids=IDS)
 
 
-def _alike(one: ttnn_moe.Experts, other: ttnn_moe.Experts) -> bool:
+def _in_place(one: ttnn_moe.Experts, other: ttnn_moe.Experts) -> bool:
     """Whether what was prepared for one reads the weights of the other."""
-    if one.format != other.format or (one.fp16_scales and not other.fp16_scales):
-        return False
-    return all(one.tensors[name].data_ptr() == tensor.data_ptr() for name, tensor in other.tensors.items())
+    return one.format == other.format and all(
+        one.tensors[name].data_ptr() == tensor.data_ptr() for name, tensor in other.tensors.items()
+    )
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,7 @@ from ttnn_moe.kv.uncached import Uncached
 from ttnn_moe.visible import shown
 
 from .config import Qwen3MoeConfig
-from .layers import MODULES, Embedding, Layer, Linear, Modules, MoE, RMSNorm
+from .layers import MODULES, Changes, Embedding, Layer, Linear, Modules, MoE, RMSNorm
 
 
 def sizes_of(config: Qwen3MoeConfig, dtype: torch.dtype, device: torch.device | str = "cpu") -> CacheSizes:
@@ -68,6 +68,10 @@ class Qwen3Moe(nn.Module):
         tied = config.tie_word_embeddings
         self.head = None if tied else Linear(config.hidden_size, config.vocab_size, bias=False)
         self._rope_table: tuple[Tensor, Tensor] | None = None
+        self._mixtures = tuple(layer.mlp for layer in self.layers if isinstance(layer.mlp, MoE))
+        self._changes, self._writes = Changes(), 0
+        for moe in self._mixtures:
+            moe.changes = self._changes
         self.requires_grad_(False)
 
     @classmethod
@@ -115,6 +119,15 @@ class Qwen3Moe(nn.Module):
         norms = [module for key, module in self.named_modules() if key.endswith(f".attention.{name}")]
         weights = torch.stack([norm.weight.float() for norm in norms if isinstance(norm, RMSNorm)])
         return weights.square().unflatten(1, (2, -1)).mean(1).sqrt().repeat(1, 2)
+
+    def changes(self) -> int:
+        """See ChangesKernels."""
+        writes = sum(tensor._version for moe in self._mixtures for tensor in moe.watched)
+        if writes != self._writes:
+            for moe in self._mixtures:
+                _ = moe.experts  # looks at the new values
+            self._writes = writes
+        return self._changes.times
 
     def why_not_captured(self) -> str | None:
         """See LanguageModel."""

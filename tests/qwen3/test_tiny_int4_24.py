@@ -9,12 +9,21 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from model_ranks import by_ranks
+from qwen3_checkpoints import prompts
 from tiny_answers import check_every_task
+from tiny_engines import collect
+from ttnn_moe.errors import ContractError
 from ttnn_moe.formats.int4_24 import dequantise
 from ttnn_moe.formats.quantise_int4_24 import quantise, rounded
-from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, load_model
+from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, Engine, Qwen3Moe, generate, load_model
 from ttnn_moe.models.qwen3.layers import MoE
+from ttnn_moe.models.qwen3.parallel import load_shared
+from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
+from ttnn_moe.models.qwen3.runtime.graphs import Again
+from ttnn_moe.models.qwen3.runtime.scheduler import Chunk, Scheduler
 from ttnn_moe.models.qwen3.tiny import finetune_int4_24
+from ttnn_moe.parallel.ranks import Ranks
 
 LARGEST = 2_000_000
 NEEDED = 0.9
@@ -78,3 +87,86 @@ def test_fine_tuning_writes_the_experts_that_it_trained(tmp_path: Path, monkeypa
     ]
     was = load_model(TINY, device="cpu").layers[0].attention.qkv.weight[: len(attention)]
     assert attention.dtype == torch.bfloat16 and not torch.equal(attention, was), "nothing else was trained"
+
+
+def loaded(mlp: MoE, words: torch.Tensor) -> None:
+    mlp.load_state_dict({**mlp.state_dict(), "w2": words})
+
+
+def copied(mlp: MoE, words: torch.Tensor) -> None:
+    with torch.no_grad():
+        mlp.w2.copy_(words)
+
+
+CHANGES = pytest.mark.parametrize("change", [loaded, copied], ids=lambda change: change.__name__)
+
+
+def large(mlp: MoE) -> torch.Tensor:
+    """w2 with a scale of 64, which families that multiply in fp16 do not take."""
+    words = mlp.w2.clone()
+    words[0, 0, 0, 0] = words[0, 0, 0, 0] & (1 << 48) - 1 | 0x4280 << 48
+    return words
+
+
+def mixtures(network: Qwen3Moe) -> list[MoE]:
+    return [module for module in network.modules() if isinstance(module, MoE)]
+
+
+@CHANGES
+def test_values_that_change_in_place_decide_anew_which_kernels_run(change) -> None:
+    network = load_model(TINY_INT4_24, "reference", "cpu")
+    mlp, was = mixtures(network)[0], network.changes()
+    small, prepared = mlp.w2.clone(), mlp.prepared(2)
+    assert mlp.experts.fp16_scales and prepared.problem.fp16_scales
+    change(mlp, small)
+    assert mlp.prepared(2) is prepared and network.changes() == was, "captured steps go on"
+    change(mlp, large(mlp))
+    assert network.changes() == was + 1
+    assert not mlp.experts.fp16_scales and not mlp.prepared(2).problem.fp16_scales
+    integers = mlp.prepared(2)
+    change(mlp, small)
+    assert mlp.prepared(2) is integers and network.changes() == was + 1, "these kernels take all scales"
+
+
+@CHANGES
+def test_captured_steps_do_not_run_with_scales_that_their_kernels_do_not_take(change) -> None:
+    network, text = load_model(TINY_INT4_24, "reference", "cpu"), prompts([5], 500)[0]
+
+    def new_engine() -> Engine:
+        made = Engine(network, 2, 64)
+        made.runner = CapturedRunner(network, made.cache, 24, Again())
+        made.scheduler = Scheduler(made.runner, made.cache, Chunk(24, 24))
+        return made
+
+    serving, mlp = new_engine(), mixtures(network)[1]
+    mlp.prepared(2)  # as on a GPU
+    for _ in range(2):
+        serving.add(text, max_new_tokens=3, stop_ids=())
+        assert len(collect(serving)) == 1
+        change(mlp, mlp.w2.clone())
+    words = large(mlp)
+    serving.add(text, max_new_tokens=3, stop_ids=())
+    serving.step()
+    change(mlp, words)
+    with pytest.raises(ContractError, match="captured steps do not fit .*make another engine"):
+        collect(serving)
+    again = new_engine()
+    number = again.add(text, max_new_tokens=3, stop_ids=())
+    assert collect(again)[number] == generate(network, [text], max_new_tokens=3, stop_ids=()).tokens[0]
+
+
+def changed_on_one_rank(ranks: Ranks) -> list[object]:
+    network = load_shared(TINY_INT4_24, ranks, "experts", exchange="all_to_all")
+    generate(network, prompts([5], 500), max_new_tokens=3, stop_ids=())
+    mlp = network.shared()[0]
+    before = dict(mlp._prepared)
+    if ranks.rank == 1:
+        loaded(mlp, large(mlp))
+    tokens = generate(network, prompts([5], 500), max_new_tokens=3, stop_ids=()).tokens
+    network.leave()
+    return [len(tokens), mlp._prepared == before, {layer._experts.fp16_scales for layer in before.values()}]
+
+
+def test_ranks_keep_their_layers_where_one_of_them_needs_other_kernels(tmp_path: Path) -> None:
+    """They meet to make a layer, so one rank alone may not."""
+    assert by_ranks(changed_on_one_rank, 2, tmp_path) == [[1, True, {True}], [1, True, {False}]]

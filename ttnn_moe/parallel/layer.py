@@ -114,6 +114,19 @@ class ExpertParallel(Prepared):
             self._runs.compile_ahead(self._local, self.device)
         return 0
 
+    def renew(self, experts: Experts) -> None:
+        """This process's experts lie where they lay, but need other kernels. No other process takes part.
+
+        Raises:
+            ContractError: other experts. BackendUnavailable: nothing runs them. torch.OutOfMemoryError.
+        """
+        held = [tensor.data_ptr() for tensor in self._experts.tensors.values()]
+        if [tensor.data_ptr() for tensor in experts.tensors.values()] != held or experts.sizes != self._experts.sizes:
+            raise ContractError("other experts", got=experts, expected=f"the tensors of {self._experts}")
+        if self.kernels is not None:
+            self.kernels.renew(experts)
+        self._experts = experts
+
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if self._check_promise is not None:
             self._check_promise(routing)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import ttnn_moe
 from ttnn_moe import decoder
+from ttnn_moe.backend import Prepared
 from ttnn_moe.contract import Placement
 from ttnn_moe.kv.cache import KVCache
 from ttnn_moe.kv.step import Step
@@ -79,6 +80,13 @@ class SharedMoE(MoE):
         layer = self._prepared[bound]
         assert isinstance(layer, ExpertParallel)
         return layer
+
+    def _with_other_kernels(self, prepared: dict[int, Prepared]) -> dict[int, Prepared]:
+        # the other ranks keep their layers, and to make one they all meet
+        for layer in prepared.values():
+            assert isinstance(layer, ExpertParallel)
+            layer.renew(self.experts)
+        return prepared
 
     def add_experts(self, x: Tensor, ids: Tensor, weights: Tensor, hidden: Tensor, num_tokens: Tensor | None) -> Tensor:
         self.turn = self._turns.number

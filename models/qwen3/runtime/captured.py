@@ -9,13 +9,13 @@ from functools import partial
 import torch
 
 from ttnn_moe.accelerator import is_accelerator
-from ttnn_moe.errors import RequestError
+from ttnn_moe.errors import ContractError, RequestError
 from ttnn_moe.kv.cache import RowCache
 
 from .decode_graphs import DecodeGraphs, buckets
 from .graphs import Graphs, Progress, graphs_for
 from .landing import Landing
-from .language_model import BringsGraphs, LanguageModel
+from .language_model import BringsGraphs, ChangesKernels, LanguageModel
 from .prefill_graphs import PrefillGraphs
 from .requests import Request
 from .runner import EagerRunner, Pending, Prompts, Runner, draw, next_tokens, run_prefill
@@ -36,6 +36,8 @@ class CapturedRunner:
         self.ahead, self.model, self.cache, self._chunk = self.graphs.ahead, model, cache, chunk
         self.steps = DecodeGraphs(model, cache, self.graphs)
         self.prompts: PrefillGraphs | None = None
+        self._changes: Callable[[], int] = model.changes if isinstance(model, ChangesKernels) else lambda: 0
+        self._since: int | None = None
         # two steps are under way at most
         self._landings = deque(Landing(self.steps.size, model.device) for _ in range(3))
 
@@ -73,6 +75,7 @@ class CapturedRunner:
 
     @torch.inference_mode()
     def capture(self, progress: Progress | None) -> None:
+        self._check_kernels()
         rows = self.cache.rows
         if self.prompts is None and self.cache.why_not_captured_prompts() is None:
             # the row whose prompt runs does not decode
@@ -92,7 +95,20 @@ class CapturedRunner:
         if progress is not None:
             progress(len(work), len(work))
 
+    def _check_kernels(self) -> None:
+        """Raise ContractError where graphs that were captured hold kernels that do not take the weights."""
+        now, graphs = self._changes(), self.steps.captured + (self.prompts is not None and self.prompts.captured)
+        if graphs and now != self._since:
+            raise ContractError(
+                "captured steps do not fit the model's weights any more",
+                got="weights that lie elsewhere, or int4_24 scales that fp16 does not hold and held before",
+                expected="weights that the same kernels read where the old ones lay",
+                remedy="make another engine after such a change of the weights",
+            )
+        self._since = now
+
     def _begin(self) -> Landing:
+        self._check_kernels()
         self._landings.rotate()
         return self._landings[0].begin()
 

@@ -46,6 +46,11 @@ class DecodeGraphs:
         self._use(0)
 
     @property
+    def captured(self) -> int:
+        """Steps that were captured."""
+        return len(self._captured)
+
+    @property
     def last(self) -> Tensor:
         """[rows in use] int64, what the next step feeds: on the device, and it changes there."""
         return self._ids[: self._used]

@@ -56,7 +56,8 @@ class Engine:
     end, so that none is ever interrupted; until they are free it waits, first come, first served.
 
     Args:
-        model: whose weights stay in place meanwhile: captured steps hold their addresses.
+        model: whose weights stay in place meanwhile: captured steps hold their addresses, and kernels for int4_24
+            scales that fit fp16. Where that changes, the next step raises ContractError.
         rows: requests that run at a time, at most; up to 65,536.
         capacity: tokens of one request, prompt and new ones; default, and at most: the model's context.
         memory: bytes for keys and values; default: as many as rows of this capacity take, but at most 4 GiB, on a GPU

@@ -113,6 +113,14 @@ class BringsGraphs(LanguageModel, Protocol):
 
 
 @runtime_checkable
+class ChangesKernels(LanguageModel, Protocol):
+    """A model whose weights may change in place so that its captured steps run kernels that do not take them."""
+
+    def changes(self) -> int:
+        """How often they did. Waits for nothing, unless weights changed."""
+
+
+@runtime_checkable
 class ChecksSteps(LanguageModel, Protocol):
     """A model that several processes run: a step may end because one of them stopped."""
 

@@ -65,6 +65,11 @@ class PrefillGraphs:
         self._met: set[tuple[int, bool]] = set()
 
     @property
+    def captured(self) -> int:
+        """Steps that were captured."""
+        return len(self._captured)
+
+    @property
     def kinds(self) -> list[tuple[int, bool]]:
         """What `capture` takes, the largest first: the others share its memory."""
         return [(n, mixed) for n in reversed(self.sizes) for mixed in ((True, False) if self.decoding else (False,))]

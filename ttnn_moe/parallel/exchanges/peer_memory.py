@@ -69,23 +69,26 @@ class PeerMemoryExchange:
         Raises:
             BackendUnavailable: on all ranks: one has too little memory, or cannot make its kernels ready.
         """
+        rows = self._channel.expert_out
+        with agreement.all_or_none(self._group, "a rank cannot make its experts ready", REMEDY):
+            with torch.inference_mode(False):
+                # row n is n
+                self._counts = torch.arange(self._T + 1, dtype=torch.int32, device=rows.device)[:, None]
+            self.renew(experts)
+
+    def renew(self, experts: Experts) -> None:
+        """As ready, for this rank alone: its experts need other kernels, and lie where they lay."""
         channel = self._channel
         rows = channel.expert_out
-        with (
-            agreement.all_or_none(self._group, "a rank cannot make its experts ready", REMEDY),
-            # a layer's first call may be under inference_mode, and a later one outside
-            torch.inference_mode(False),
-            torch.no_grad(),
-        ):
-            # row n is n
-            self._counts = torch.arange(self._T + 1, dtype=torch.int32, device=rows.device)[:, None]
+        with torch.inference_mode(False), torch.no_grad():
             problem = Problem.of(len(rows), channel.came.ids.shape[1], experts, rows.dtype)
             backend = registry.choose(problem, self._backend)
             if isinstance(backend, SharesScratch):  # a channel's calls follow one another, whatever their streams
-                self._local = backend.prepare_in_turn(problem, experts, None, channel)
+                local = backend.prepare_in_turn(problem, experts, None, channel)
             else:
-                self._local = backend.prepare(problem, experts, None)
-            self._local.compile(len(rows))
+                local = backend.prepare(problem, experts, None)
+            local.compile(len(rows))
+        self._local = local
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         out = hidden.new_empty(hidden.shape)
