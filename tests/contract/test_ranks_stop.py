@@ -18,9 +18,11 @@ import torch
 import torch.distributed as dist
 
 from model_ranks import by_ranks
-from ttnn_moe.contract import Placement, Problem
+from ttnn_moe.contract import Experts, Placement, Problem
 from ttnn_moe.errors import BackendUnavailable, ContractError
+from ttnn_moe.parallel import ExpertParallel
 from ttnn_moe.parallel.exchanges import Topology, hierarchical
+from ttnn_moe.parallel.hierarchical import PeerStopped
 from ttnn_moe.parallel.ranks import Ranks, RankStopped, own_device, start
 from ttnn_moe.parallel.ranks.faults import Faults
 from ttnn_moe.reference import ReferenceBackend
@@ -72,6 +74,37 @@ def test_all_ranks_raise_at_once_where_one_has_no_shared_memory(fails: int, erro
     for failed in by_ranks(attaching, 3, tmp_path, fails, error, timeout=timeout):
         assert failed.kind == "BackendUnavailable", failed
         assert f"rank {fails}: {type(error).__name__}: no room" in failed.text and "rank 1:" not in failed.text
+    assert time.monotonic() - begin < timeout / 2, "a rank waited for the timeout"
+
+
+def experts_fail(ranks: Ranks, timeout: float) -> list[tuple[str, str]]:
+    """Three calls of a layer; rank 0 has no memory for its experts in the first, and calls again."""
+    moe, calls = ReferenceBackend.moe, []
+
+    def failing(*given: Any) -> None:
+        calls.append(ranks.rank)
+        if calls == [0]:
+            raise MemoryError("no room")
+        moe(*given)
+
+    ReferenceBackend.moe = failing  # type: ignore[method-assign]
+    experts = Experts.dense(torch.zeros(2, 64, 64), torch.zeros(2, 64, 32))
+    problem, placement = Problem(8, 4, 2, 64, 32, torch.float32, D=2), Placement.uniform(4, 2, ranks.rank)
+    layer = ExpertParallel(problem, experts, placement, None, "reference", "hierarchical", timeout=timeout)
+    said = []
+    for _ in range(3):
+        with pytest.raises((MemoryError, PeerStopped)) as error:
+            layer(torch.ones(4, 64), torch.tensor([[0, 2]] * 4).int(), torch.ones(4, 2))
+        said.append((error.type.__name__, str(error.value).partition(",")[0]))
+    return said
+
+
+def test_a_rank_whose_experts_fail_ends_the_call_of_all(tmp_path: Path) -> None:
+    """The others wait for its rows. Its next call is another one, in which they would not meet."""
+    begin, timeout = time.monotonic(), 20.0
+    stopped = ("PeerStopped", "rank 0 stopped in call 3")  # behind a dispatch, which is two
+    own, other = by_ranks(experts_fail, 2, tmp_path, timeout)
+    assert own == [("MemoryError", "no room"), stopped, stopped] and other == [stopped] * 3
     assert time.monotonic() - begin < timeout / 2, "a rank waited for the timeout"
 
 

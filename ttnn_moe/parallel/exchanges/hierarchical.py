@@ -68,7 +68,11 @@ class SharedMemoryExchange:
         sent = self.group.dispatch(hidden, routing.ids, routing.topk_weights)
         rows = sent.rows.new_empty(sent.rows.shape, dtype=torch.float32)
         here = Routing.from_topk(sent.ids, sent.weights, experts.E)
-        api.moe(sent.rows, here, experts, out=rows, backend=self._backend)
+        try:
+            api.moe(sent.rows, here, experts, out=rows, backend=self._backend)
+        except BaseException:
+            self.group.leave()  # the others wait for these rows, and not for another dispatch
+            raise
         return self.group.combine(rows, sent.meta)
 
 
