@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -87,6 +88,23 @@ def test_an_exchange_says_why_it_cannot_and_auto_takes_the_next(
     with pytest.raises(BackendUnavailable, match="exchange 'dispatch_combine' cannot run here") as error:
         exchanges.choose("dispatch_combine", problem, topology)
     assert reason in str(error.value).splitlines()[1]
+
+
+def test_a_layer_that_was_not_made_took_no_number_of_tokens() -> None:
+    """HCCL makes a group's buffers when it is named. Where that fails, a layer of fewer tokens may follow."""
+
+    class Group:
+        """Of processes."""
+
+    class Full(OnNpus):
+        def group_name(self, group: object) -> str:
+            raise BackendUnavailable("no memory for HCCL's buffers")
+
+    group = Group()
+    topology = Topology(PLACEMENT, Full(*operators.EXCHANGE), group)  # type: ignore[arg-type]
+    with pytest.raises(BackendUnavailable, match="no memory for HCCL's buffers"):
+        DispatchCombine.of(PROBLEM, topology)
+    assert DispatchCombine.why_not(replace(PROBLEM, T=64), topology) is None
 
 
 def test_an_exchange_that_can_serve_has_no_reason() -> None:

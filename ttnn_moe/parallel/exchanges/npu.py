@@ -65,9 +65,10 @@ class DispatchCombine:
         backend, group = topology.backend, topology.group
         assert isinstance(backend, RunsOnNpu)
         made = plan(problem, topology.placement, agreement.machines(backend, group))
+        # to name a group is to make HCCL's buffers, which may fail: then no layer took a number of tokens
+        found = cls(backend.npu(), made, topology.placement, backend.group_name(group))
         groups.take_global_bs(group, made.global_bs)
-        # last: to name a group is to make HCCL's buffers
-        return cls(backend.npu(), made, topology.placement, backend.group_name(group))
+        return found
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         T = routing.T
