@@ -18,9 +18,11 @@ import torch
 import torch.distributed as dist
 
 from model_ranks import by_ranks
+from ttnn_moe.ascend.backend import AscendBackend
+from ttnn_moe.ascend.machine import Machine
 from ttnn_moe.contract import Experts, Placement, Problem
 from ttnn_moe.errors import BackendUnavailable, ContractError
-from ttnn_moe.parallel import ExpertParallel
+from ttnn_moe.parallel import ExpertParallel, exchanges
 from ttnn_moe.parallel.exchanges import Topology, hierarchical
 from ttnn_moe.parallel.hierarchical import PeerStopped
 from ttnn_moe.parallel.ranks import Ranks, RankStopped, own_device, start
@@ -75,6 +77,32 @@ def test_all_ranks_raise_at_once_where_one_has_no_shared_memory(fails: int, erro
         assert failed.kind == "BackendUnavailable", failed
         assert f"rank {fails}: {type(error).__name__}: no room" in failed.text and "rank 1:" not in failed.text
     assert time.monotonic() - begin < timeout / 2, "a rank waited for the timeout"
+
+
+class OnNpus(AscendBackend):
+    """On a machine of NPUs, as far as the choice of an exchange asks."""
+
+    def __init__(self) -> None:
+        self._npu, self._machine = SimpleNamespace(), Machine("9.0.0")
+
+    def machine(self) -> Machine:
+        return self._machine
+
+
+def chosen_beside_npus(ranks: Ranks, exchange: str) -> None:
+    """Rank 1 has no torch_npu, so its backend is another."""
+    backend = ReferenceBackend() if ranks.rank == 1 else OnNpus()
+    problem = Problem(8, 6, 2, 64, 32, torch.bfloat16, D=3)
+    exchanges.choose(exchange, problem, Topology(Placement.uniform(6, 3, ranks.rank), backend))
+
+
+@pytest.mark.parametrize("exchange", ["auto", "dispatch_combine"])
+def test_ranks_with_other_kinds_of_backends_are_refused(exchange: str, tmp_path: Path) -> None:
+    """Each would take an exchange of its own, and wait in it."""
+    for failed in by_ranks(chosen_beside_npus, 3, tmp_path, exchange):
+        assert failed.kind == "ContractError", failed
+        got, expected = ["all_to_all"], ["all_gather", "all_to_all"]
+        assert f"rank 1: exchanges of its backend: got {got}, expected {expected} as rank 0" in failed.text
 
 
 def experts_fail(ranks: Ranks, timeout: float) -> list[tuple[str, str]]:

@@ -58,7 +58,8 @@ def choose(name: str, problem: Problem, topology: Topology) -> Mover:
     if dist.is_initialized():
         mapping = topology.placement.device_expert_mapping.tolist()
         given = {"placement": mapping, "wire": topology.wire, "nodes": topology.nodes, "timeout": topology.timeout}
-        agreement.check_same(topology.group, exchange=name, problem=problem, **given)
+        tried = {"exchanges of its backend": [kind.name for kind in automatic(topology)]}
+        agreement.check_same(topology.group, exchange=name, problem=problem, **given, **tried)
     rejected: dict[str, str] = {}
     able: list[type[Exchange]] = []
     for kind in automatic(topology) if name == AUTO else (kind for kind in EXCHANGES if kind.name == name):
