@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -19,9 +20,12 @@ from ttnn_moe.errors import ContractError, RequestError
 from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, Engine, Qwen3Moe, Tokenizer, demo, generate, load_model, pieces
 from ttnn_moe.models.qwen3.checkpoint import EXPERTS, Checkpoint
 from ttnn_moe.models.qwen3.parallel import load_shared
-from ttnn_moe.models.qwen3.parallel.experts import ExpertsQwen3
+from ttnn_moe.models.qwen3.parallel.experts import ExpertsQwen3, TurnGraphs
 from ttnn_moe.models.qwen3.parallel.serving import serve
 from ttnn_moe.models.qwen3.parallel.tensor import TensorQwen3
+from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
+from ttnn_moe.models.qwen3.runtime.graphs import DeviceGraphs
+from ttnn_moe.models.qwen3.runtime.scheduler import Chunk, Scheduler
 from ttnn_moe.models.qwen3.split import Split
 from ttnn_moe.models.qwen3.weights import filled
 from ttnn_moe.parallel.compare import compare
@@ -188,6 +192,49 @@ def test_every_rank_gets_one_processs_tokens(
         else:
             assert result["tokens"] == alone
         assert result["bytes"] == share_of(Split(kind, size, rank))
+
+
+class Later:
+    """Runs what was captured when it is replayed."""
+
+    def __init__(self, run: Callable[[], torch.Tensor]):
+        self._run, self.out = run, torch.empty(0)
+
+    def replay(self) -> None:
+        self.out = self._run()
+
+
+def capture_fails(ranks: Ranks) -> list[int]:
+    """A request of rank 0, between two captures of its steps: for the first there is no memory. Rank 1 serves."""
+    model, failing = load_shared(TINY, ranks, "experts", exchange="all_to_all"), [MemoryError("no graph")]
+    made: list[int] = []
+
+    def capture(graphs: TurnGraphs, run: Callable[[], torch.Tensor], inputs: object = None) -> Later:
+        if failing:
+            raise failing.pop()
+        return Later(run)
+
+    DeviceGraphs.capture = capture  # type: ignore[assignment, method-assign]
+    if ranks.rank == 0:
+        graphs = TurnGraphs.__new__(TurnGraphs)
+        graphs._model, graphs._bound = model, 0
+        engine = Engine(model, rows=2, capacity=64)
+        engine.runner = CapturedRunner(model, engine.cache, 24, graphs)
+        engine.scheduler = Scheduler(engine.runner, engine.cache, Chunk(24, 24))
+        with pytest.raises(MemoryError, match="no graph"):
+            engine.capture()
+        engine.add(prompts()[0], max_new_tokens=NEW, stop_ids=())
+        while engine.busy:
+            made += [token.token for token in engine.step()]
+        engine.capture()
+    model.leave()
+    return made
+
+
+def test_ranks_stay_in_step_where_a_capture_fails(tmp_path: Path) -> None:
+    """The turn was taken, and the other ranks wait for this one's experts."""
+    want = generate(load_model(TINY, device="cpu"), prompts()[:1], max_new_tokens=NEW, stop_ids=()).tokens[0]
+    assert by_ranks(capture_fails, 2, tmp_path, timeout=12.0) == [want, []]
 
 
 def bad_work(ranks: Ranks, how: str, exchange: str) -> str:

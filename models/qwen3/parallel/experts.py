@@ -154,6 +154,14 @@ class ExpertsQwen3(Qwen3Moe):
             self._serve()
         return going
 
+    @torch.no_grad()
+    def miss(self) -> None:
+        """This rank's own tokens leave the turn that was taken, with nothing sent: serve the other ranks'."""
+        self.began = False
+        for moe in self.shared():
+            moe.turn = self.turns.number - 1
+        self._serve()
+
     def leave(self) -> None:
         """Serve the other ranks until all of them leave."""
         while self.idle():
@@ -221,7 +229,11 @@ class TurnGraphs(CudaGraphs):
             self._model.began = True
             return run()
 
-        return super().capture(began, inputs)
+        try:
+            return super().capture(began, inputs)
+        except BaseException:
+            self._model.miss()
+            raise
 
     def warm_up(self, run: Callable[[], Tensor]) -> None:
         """See DeviceGraphs."""
