@@ -17,6 +17,8 @@ import torch
 from model_ranks import Failed, by_ranks
 from processes import run_python
 from ttnn_moe.errors import ContractError, RequestError
+from ttnn_moe.kv import pages
+from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.models.qwen3 import TINY, TINY_INT4_24, Engine, Qwen3Moe, Tokenizer, demo, generate, load_model, pieces
 from ttnn_moe.models.qwen3.checkpoint import EXPERTS, Checkpoint
 from ttnn_moe.models.qwen3.parallel import load_shared
@@ -131,6 +133,9 @@ class Alone:
 
     def gather(self, part: torch.Tensor) -> torch.Tensor:
         return part
+
+    def least(self, n: int) -> int:
+        return n
 
     def check(self) -> None:
         self._steps += 1
@@ -273,6 +278,20 @@ def test_a_rank_that_stops_in_a_step_is_named(how: str, exchange: str, device: s
     for result in results:
         assert isinstance(result, Failed) and (result.kind, result.peer) == ("RankStopped", 1), result
         assert "rank 1 stopped" in result.text and ("of rank 1's own" in result.text) == (how == "raise")
+
+
+def with_other_memory(ranks: Ranks) -> tuple[int, list[list[int]]]:
+    """An engine for more rows than fit, on ranks that have memory for so many pages each."""
+    model = load_shared(TINY, ranks, "tensor", dtype=torch.float32)
+    one = PagedCache.page_bytes(model.cache_sizes)
+    pages.free_memory = lambda device: (5, 3)[ranks.rank] * one // 4 * 5 + 5
+    engine = Engine(model, rows=4, capacity=128)
+    return engine.cache.total, generate(model, prompts(), engine=engine, max_new_tokens=NEW).tokens
+
+
+def test_ranks_of_tensors_keep_as_many_pages_as_each_other(alone: list[list[int]], tmp_path: Path) -> None:
+    """Else they would admit other requests to a step, whose parts they sum."""
+    assert by_ranks(with_other_memory, 2, tmp_path, timeout=12.0) == [(3, alone)] * 2
 
 
 def bad_sums(ranks: Ranks, how: str) -> str:

@@ -14,7 +14,9 @@ from torch import Tensor
 
 import ttnn_moe
 from ttnn_moe import decoder
-from ttnn_moe.kv.cache import KVCache
+from ttnn_moe.kv import formats
+from ttnn_moe.kv.cache import KVCache, RowCache
+from ttnn_moe.kv.pages import default_memory
 from ttnn_moe.kv.step import Step
 
 from ..config import Qwen3MoeConfig
@@ -31,6 +33,9 @@ class Sums(Protocol):
 
     def gather(self, part: Tensor) -> Tensor:
         """[R, D * n] of every rank's [R, n], in ascending rank."""
+
+    def least(self, n: int) -> int:
+        """The least of every rank's n; before the first step."""
 
     def check(self) -> None:
         """Raise the error of a rank that waited in vain, if the device knows of one. Waits for nothing."""
@@ -90,6 +95,19 @@ class TensorQwen3(Qwen3Moe):
         self._first = split.rank * self._words
         if self.head is not None:
             self.head = Linear(config.hidden_size, self._words, bias=False).requires_grad_(False)
+
+    def new_cache(
+        self,
+        rows: int,
+        capacity: int,
+        memory: int | None = None,
+        page: int | None = None,
+        kv: str = formats.PAGED,
+        kv_bits: float | None = None,
+    ) -> RowCache:
+        """See LanguageModel. Every rank calls it: with as many pages on each, their engines admit the same requests."""
+        memory = self._sums.least(default_memory(self.device)) if memory is None else memory
+        return super().new_cache(rows, capacity, memory, page, kv, kv_bits)
 
     def logits(self, x: Tensor) -> Tensor:
         weight = self.embed.weight[self._first :][: self._words] if self.head is None else self.head.weight

@@ -43,6 +43,10 @@ class Collectives:
             dist.all_gather(list(whole.unbind()), part.contiguous(), group=self.ranks.group)
         return whole.transpose(0, 1).flatten(1)
 
+    def least(self, n: int) -> int:
+        """The least of every rank's n. The hosts meet, so it is for what ranks agree on before the first step."""
+        return min(map(int, self.ranks.meet(str(n))))
+
     def check(self) -> None:
         """Raise RankStopped where a rank waited in vain for another one. Waits for nothing."""
 
