@@ -294,6 +294,20 @@ def test_ranks_of_tensors_keep_as_many_pages_as_each_other(alone: list[list[int]
     assert by_ranks(with_other_memory, 2, tmp_path, timeout=12.0) == [(3, alone)] * 2
 
 
+def drawn(ranks: Ranks) -> list[list[int]]:
+    model = load_shared(TINY, ranks, "tensor")
+    engine, made = Engine(model, rows=1, capacity=64), list[list[int]]()
+    for _ in range(2):
+        number = engine.add([1, 2, 3], max_new_tokens=20, temperature=1.5, stop_ids=())
+        made.append([token.token for token in engine.stream(number)])
+    return made + generate(model, [[1, 2, 3]], max_new_tokens=20, temperature=1.5, stop_ids=()).tokens
+
+
+def test_ranks_of_tensors_draw_the_same_tokens_where_no_seed_is_given(tmp_path: Path) -> None:
+    one, other = by_ranks(drawn, 2, tmp_path)
+    assert one == other and len({tuple(tokens) for tokens in one}) == 3
+
+
 def bad_sums(ranks: Ranks, how: str) -> str:
     """Rank 1 dies, stands still or raises in a decode step of tensor parallelism."""
     made = []

@@ -6,6 +6,7 @@ same bits, so their engines choose the same tokens.
 
 from __future__ import annotations
 
+import random
 from functools import partial
 from typing import Protocol
 
@@ -22,6 +23,7 @@ from ttnn_moe.kv.step import Step
 from ..config import Qwen3MoeConfig
 from ..layers import Attention, DenseMLP, Linear, Modules, MoE, RMSNorm
 from ..model import Qwen3Moe
+from ..runtime.sampling import fresh_seed
 from ..split import Split
 
 
@@ -93,6 +95,7 @@ class TensorQwen3(Qwen3Moe):
         super().__init__(split.local(config), backend, shared)
         self._sums, self._words = sums, config.vocab_size // split.D
         self._first = split.rank * self._words
+        self._seeds = random.Random(sums.least(fresh_seed()))
         if self.head is not None:
             self.head = Linear(config.hidden_size, self._words, bias=False).requires_grad_(False)
 
@@ -108,6 +111,10 @@ class TensorQwen3(Qwen3Moe):
         """See LanguageModel. Every rank calls it: with as many pages on each, their engines admit the same requests."""
         memory = self._sums.least(default_memory(self.device)) if memory is None else memory
         return super().new_cache(rows, capacity, memory, page, kv, kv_bits)
+
+    def fresh_seed(self) -> int:
+        """See DrawsSeeds. Every rank calls it: their engines then draw the same tokens."""
+        return self._seeds.getrandbits(62)
 
     def logits(self, x: Tensor) -> Tensor:
         weight = self.embed.weight[self._first :][: self._words] if self.head is None else self.head.weight

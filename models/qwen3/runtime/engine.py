@@ -24,7 +24,7 @@ from ttnn_moe.visible import shown
 from ..tokenizer import Tokenizer
 from .captured import runner_for
 from .graphs import Progress
-from .language_model import ChecksSteps, LanguageModel, check_model
+from .language_model import ChecksSteps, LanguageModel, check_model, fresh_of
 from .life import Life
 from .limits import Limits, check_queue, check_room, check_waiting
 from .owners import claim, give_up
@@ -138,7 +138,9 @@ class Engine:
             TypeError: no such option.
         """
         check_names("add", options)
-        (request,) = make_requests(self.model.config, [prompt], tokenizer=self.tokenizer, **options)
+        (request,) = make_requests(
+            self.model.config, [prompt], tokenizer=self.tokenizer, fresh=fresh_of(self.model), **options
+        )
         with self._lock:
             self._look()
             check_room(request, self.cache, self.capacity)

@@ -18,7 +18,7 @@ from ttnn_moe.visible import shown
 
 from ..tokenizer import Tokenizer
 from .engine import Engine
-from .language_model import LanguageModel, check_model
+from .language_model import LanguageModel, check_model, fresh_of
 from .requests import Finish, Options, Request, Stats, Token, check_names, make_requests
 
 if TYPE_CHECKING:
@@ -111,7 +111,7 @@ def stream(
     check_model(model)
     check_names("stream", options)
     prefill_chunk = None if prefill_chunk is None else integer("prefill_chunk", prefill_chunk)
-    requests = make_requests(model.config, prompts, tokenizer=tokenizer, **options)
+    requests = make_requests(model.config, prompts, tokenizer=tokenizer, fresh=fresh_of(model), **options)
     if engine is not None:
         if not isinstance(engine, Engine) or engine.model is not model:
             raise RequestError(

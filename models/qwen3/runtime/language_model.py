@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
@@ -15,7 +15,7 @@ from ttnn_moe.visible import shown
 
 from .candidates import Candidates
 from .graphs import Graphs
-from .sampling import Sampling
+from .sampling import Sampling, fresh_seed
 
 
 class LanguageConfig(Protocol):
@@ -118,6 +118,19 @@ class ChangesKernels(LanguageModel, Protocol):
 
     def changes(self) -> int:
         """How often they did. Waits for nothing, unless weights changed."""
+
+
+@runtime_checkable
+class DrawsSeeds(LanguageModel, Protocol):
+    """A model whose requests several processes run, each by itself: they must draw the same numbers."""
+
+    def fresh_seed(self) -> int:
+        """A seed that nobody had, the same in all processes."""
+
+
+def fresh_of(model: LanguageModel) -> Callable[[], int]:
+    """What draws a seed for a request of this model that names none."""
+    return model.fresh_seed if isinstance(model, DrawsSeeds) else fresh_seed
 
 
 @runtime_checkable

@@ -22,7 +22,7 @@ from ..tokenizer import Tokenizer
 from .failures import without_frames
 from .ids import checked_ids, count_of
 from .language_model import LanguageConfig
-from .sampling import NAN, Sampling, seeds_of
+from .sampling import NAN, Sampling, fresh_seed, seeds_of
 
 Finish = Literal["stop", "length", "error"]
 
@@ -236,8 +236,12 @@ def make_requests(
     seed: int | Sequence[int] | None = None,
     stop_ids: Sequence[int] | None = None,
     tokenizer: Tokenizer | None = None,
+    fresh: Callable[[], int] = fresh_seed,
 ) -> list[Request]:
     """A request for each prompt; see `Options`. No later step raises for what this takes.
+
+    Args:
+        fresh: draws a seed where none is given.
 
     Raises:
         RequestError: a prompt or an option that is not of the type or within the range that `Options` says.
@@ -245,7 +249,7 @@ def make_requests(
     new = integer("max_new_tokens", max_new_tokens)
     sampling = Sampling(temperature, top_k, top_p)
     checked = check_request(config, prompts, new)
-    seeds = seeds_of(seed, len(checked))
+    seeds = seeds_of(seed, len(checked), fresh)
     eos = check_tokenizer(tokenizer).eos_token_id if tokenizer is not None else None
     if stop_ids is None:
         stops = frozenset((*config.eos_token_ids, *(() if eos is None else (eos,))))

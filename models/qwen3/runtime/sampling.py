@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -81,14 +81,19 @@ def marked(tokens: Tensor, nan: Tensor) -> Tensor:
     return tokens.masked_fill(nan, NAN)
 
 
-def seeds_of(seed: int | Sequence[int] | None, B: int) -> list[int]:
-    """Seeds seed, seed + 1, ... for B sequences; or the B given; or, for None, fresh ones.
+def fresh_seed() -> int:
+    """A seed that nobody had."""
+    return int.from_bytes(os.urandom(8), "little") >> 2
+
+
+def seeds_of(seed: int | Sequence[int] | None, B: int, fresh: Callable[[], int] = fresh_seed) -> list[int]:
+    """Seeds seed, seed + 1, ... for B sequences; or the B given; or, for None, from a fresh one on.
 
     Raises:
         RequestError: not B seeds, or one that is no 64-bit integer.
     """
     if seed is None:
-        seed = int.from_bytes(os.urandom(8), "little") >> 2
+        seed = fresh()
     first = as_integer(seed)
     seeds = _listed(seed, B) if first is None else [first + i for i in range(B)]
     if len(seeds) != B or any(s is None or not 0 <= s <= LARGEST for s in seeds):
