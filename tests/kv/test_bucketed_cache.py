@@ -338,3 +338,31 @@ def test_a_device_gets_tables_and_counts_when_they_changed() -> None:
     places._device_words.zero_()
     places.refresh()
     assert not places._device_words.any(), "nothing changed, so nothing is copied"
+
+
+@pytest.mark.parametrize(
+    "fails", ["bucketed.cache.zeros", "bucketed.cache.empty_mass", "bucketed.places.Places.refresh"]
+)
+def test_a_step_that_fails_has_grown_no_row(fails: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who catches it may give the same tokens again, in a smaller step."""
+
+    def no_room(*_: object) -> None:
+        raise RequestError("no room")
+
+    made = []
+    for failing in (False, True):
+        cache = BucketedCache(SIZES, 2, 256, 14, 3, 32)
+        fed = Sequences(cache, 2, 256)
+        for row in range(2):
+            cache.open(row, 200)
+        out = fed.prefill([(0, 70)], [])[1]
+        if failing:
+            with monkeypatch.context() as patch:
+                patch.setattr(f"ttnn_moe.kv.{fails}", no_room)
+                with pytest.raises(RequestError, match="no room"):
+                    cache.prefill([(1, 129)], [0], [(0, 70)])
+            assert cache.lengths == [70, 0, 0]
+        out += fed.prefill([(1, 65)], [0])[1] + fed.prefill([(1, 64)], [0])[1] + fed.decode([0, 1])[1]
+        made.append((out, [sorted(stored(cache, row, 0)) for row in range(2)]))
+    assert made[0][1] == made[1][1] == [list(range(73)), list(range(130))]
+    assert all(torch.equal(one, other) for one, other in zip(made[0][0], made[1][0], strict=True))

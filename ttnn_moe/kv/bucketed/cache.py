@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -162,24 +163,39 @@ class BucketedCache(PagedRows, FusedWrite):
         """See RowCache.
 
         Raises:
-            RequestError: a row has no room for its tokens, or stands twice in the step.
+            RequestError: a row has no room for its tokens, or stands twice in the step; the machine has less memory. No
+                row has grown then.
         """
         check_once([row for row, _ in (*decoding, *chunks)])
         self._settle(decoding)
-        step = super().prefill(chunks, logits_at, decoding)
-        self._now, self._wanted = step, list(logits_at)
-        self._stage_room(len(step.rows))
-        past = [span for span in step.spans if span.past]
-        sizes = self.sizes
-        why_not = why_not_kernels(sizes.device, sizes.dtype) or bucketed_prompt.why_not_heads(
-            sizes.device, sizes.dtype, sizes.head_dim, self.page
-        )
-        self._step_own = None
-        if past and why_not is None:
-            self._step_own = Own.of([(span.first, span.n) for span in past], sizes.kv_heads, self.page, sizes.device)
-        self._pieces = [self._piece(span, past.index(span) if span.past else -1) for span in step.spans]
-        self.places.refresh()
+        with self._growing(chunks):
+            step = super().prefill(chunks, logits_at, decoding)
+            self._now, self._wanted = step, list(logits_at)
+            self._stage_room(len(step.rows))
+            past = [span for span in step.spans if span.past]
+            sizes = self.sizes
+            why_not = why_not_kernels(sizes.device, sizes.dtype) or bucketed_prompt.why_not_heads(
+                sizes.device, sizes.dtype, sizes.head_dim, self.page
+            )
+            self._step_own = None
+            if past and why_not is None:
+                own = [(span.first, span.n) for span in past]
+                self._step_own = Own.of(own, sizes.kv_heads, self.page, sizes.device)
+            self._pieces = [self._piece(span, past.index(span) if span.past else -1) for span in step.spans]
+            self.places.refresh()
         return step
+
+    @contextmanager
+    def _growing(self, chunks: Sequence[tuple[int, int]]) -> Iterator[None]:
+        """Plan a step of these. Where that fails, there is none: the next step may hold the same tokens."""
+        before = {row: self.lengths[row] for row, _ in chunks}
+        try:
+            yield
+        except BaseException:
+            self._pieces = []
+            for row, length in before.items():
+                self.lengths[row] = length
+            raise
 
     def decode(self, rows: Sequence[int], positions: Sequence[int]) -> DecodeStep:
         """See RowCache.
@@ -229,13 +245,14 @@ class BucketedCache(PagedRows, FusedWrite):
         captured = self._prompts
         check_once([row for row, _ in (*decoding, *chunks)])
         self.begin(decoding)
-        spans = self.spans(chunks, decoding)
-        self._stage(*captured.kept)
-        self._pieces = [
-            Piece(span, self._each[: span.n], -1, empty_mass(self.places, span), None, None, number)
-            for number, span in enumerate(captured.place(spans))
-        ]
-        return spans, captured.plan(spans)
+        with self._growing(chunks):
+            spans = self.spans(chunks, decoding)
+            self._stage(*captured.kept)
+            self._pieces = [
+                Piece(span, self._each[: span.n], -1, empty_mass(self.places, span), None, None, number)
+                for number, span in enumerate(captured.place(spans))
+            ]
+            return spans, captured.plan(spans)
 
     # what a layer does
 
