@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
+import shutil
 import stat
 from contextlib import nullcontext
 from pathlib import Path
@@ -12,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from ttnn_moe.errors import RequestError
+from ttnn_moe.models.qwen3.quantize import convert, quantize_model
 from ttnn_moe.models.qwen3.quantize.output import CONFIG, Output, check_out
 
 MADE_BY = {"format": "int4_24", "version": 1}
@@ -109,3 +112,44 @@ def test_two_conversions_of_one_process_do_not_write_to_one_directory(tmp_path: 
         pass
     with Output(tmp_path / "out", MADE_BY).opened():
         pass
+
+
+def test_two_conversions_do_not_write_to_one_directory(model: Path, out: Path) -> None:
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        with pytest.raises(RequestError, match="is being written; got another conversion, in .*or in another"):
+            quantize_model(model, out, device="cpu")
+    finally:
+        os.close(handle)
+
+
+def test_a_full_disk_is_refused_before_any_shard(model: Path, tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr(convert.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 1000))
+    with pytest.raises(
+        RequestError, match=r"too full; got 1000 bytes free; expected \d+.\d+ [KM]iB; to fix it: make room for "
+    ):
+        quantize_model(model, tmp_path / "out", device="cpu")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("out", "words"),
+    [
+        ("/proc/x", "the directory /proc/x cannot be made; got No such file .*another --out"),
+        ("/dev/null/x", "x cannot be written; got /dev/null, a file; expected another directory"),
+        ("/tmp/" + "a" * 300, "cannot be made; got File name too long; .*another --out"),
+    ],
+)
+def test_a_directory_that_cannot_be_made_is_named(out: str, words: str, model: Path) -> None:
+    with pytest.raises(RequestError, match=words):
+        quantize_model(model, out, device="cpu")
+
+
+def test_a_directory_of_another_user_is_refused_before_the_model_is_read(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda path, mode: path != tmp_path or mode != os.W_OK | os.X_OK)
+    monkeypatch.setattr(convert, "Checkpoint", None)
+    with pytest.raises(RequestError, match=r"cannot be made; got \S+: Permission denied; .*another --out"):
+        quantize_model(model, tmp_path / "a" / "b", device="cpu")
