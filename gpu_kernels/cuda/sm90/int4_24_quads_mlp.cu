@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// As int4_24_mlp.cu, in bf16, for one or two rows of an expert: A holds integers, whose sums are scaled.
+// As int4_24_mlp.cu, in bf16, for few rows of an expert: A holds integers, whose sums are scaled.
 //
 // | argument   | shape             | dtype |                                                        |
 // |------------|-------------------|-------|--------------------------------------------------------|

@@ -10,7 +10,7 @@ from ..triton_launch import pdl
 
 NAME = "Triton few_linear"
 MAX_ROWS = 2
-"""Rows up to which the CUDA cores are faster than a GEMM. The kernel itself takes four."""
+"""Rows up to which the CUDA cores are faster than a GEMM. `launch` takes up to four, for tests."""
 
 
 def why_not(
@@ -18,7 +18,7 @@ def why_not(
 ) -> str | None:
     """For x [T, K], weight [N, K], bias [N] and residual [T, N]."""
     if x.shape[0] > MAX_ROWS:
-        return "more than 2 rows"
+        return f"more than {MAX_ROWS} rows"
     if x.shape[0] == 0:
         return "no rows"
     given = {"weight": weight, "bias": bias, "residual": residual}
@@ -39,7 +39,7 @@ def launch(
     """x weight^T + bias + residual, of rms_norm(x) with a norm. The result overwrites the residual.
 
     Args:
-        x: [T, K], at most 4 rows; contiguous, as all others.
+        x: [T, K], up to 4 rows (why_not allows MAX_ROWS); contiguous, as all others.
         weight: [N, K]. bias: [N]. norm: [K]. residual: [T, N].
         normed: [T, K], written with the normalised x.
     """
