@@ -19,6 +19,7 @@ from table_text import ROOT
 PAGES = (
     ROOT / "README.md",
     ROOT / "docs/benchmark.md",
+    ROOT / "docs/emulator.md",
     ROOT / "docs/expert_parallel.md",
     ROOT / "docs/tenstorrent.md",
     ROOT / "docs/tenstorrent_kernels.md",
@@ -68,6 +69,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tenstorrent_cost.json, bytes": tenstorrent_tables.bytes,
     "tenstorrent_cost.json, choice": tenstorrent_tables.choice,
     "tenstorrent_cost.json, estimate": tenstorrent_tables.estimate,
+    "tenstorrent_cost.json, layer": tenstorrent_tables.layer,
     "tenstorrent_host.json": tenstorrent_tables.host,
     "tenstorrent_quality.json": tenstorrent_tables.quality,
     "vllm_ranks.json": model_tables.vllm_ranks,

@@ -234,7 +234,7 @@ def table(costs: list[Cost]) -> Table:
             f"{c.multiplies_over:.3f}",
             f"{c.max_over_mean:.2f}",
             f"{c.cores_with_weights}/{c.cores}",
-            str(c.l1_high_water // 1024),
+            str(ceil_div(c.l1_high_water, 1024)),
             f"{c.roofline_us:.0f}",
             f"{c.simulated_us:.0f}",
             *map(str, (c.dram_packets, c.noc_packets, c.barriers, c.signals)),
@@ -300,7 +300,7 @@ def main(
         if before is not None:
             about["before"] = json.loads(before.read_text())["costs"]
         json_path.write_text(json.dumps(about, indent=1) + "\n")
-    Console(width=180).print(table(costs))
+    Console(width=230).print(table(costs))
     if plot is not None:
         draw_plot(costs, plot)
 

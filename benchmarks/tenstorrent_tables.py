@@ -1,7 +1,8 @@
-"""Tables of docs/tenstorrent.md from benchmarks/results: tables.py writes them."""
+"""Tables of docs/emulator.md and docs/tenstorrent*.md from benchmarks/results: tables.py writes them."""
 
 from __future__ import annotations
 
+import math
 import textwrap
 from collections.abc import Callable
 from typing import Any
@@ -62,6 +63,23 @@ def estimate() -> str:
     for what, source in steps["sources"].items():
         told += textwrap.wrap(f"**{what.capitalize()}.** {source}.", 118, initial_indent="* ", subsequent_indent="  ")
     return "\n".join([*lines, "", *told]) + "\n"
+
+
+def layer() -> str:
+    """What the layer of bf16 weights costs one device: counts, and what they are over their minimum."""
+    head = ["chip", "routing", "T", "pairs", "weights MB", "over", "other MB", "over", "multiplies", "over"]
+    lines = table_head([*head, "max / mean", "cores", "L1 KiB", "roofline us", "model us"])
+    for row in results("tenstorrent_cost.json")["costs"]:
+        if row["weights"] != "bfloat16" or row["split"]:
+            continue
+        weights = f"{row['weight_bytes'] / 1e6:.1f}", f"{row['weight_over']:.3f}"
+        other = f"{row['other_bytes'] / 1e6:.2f}", f"{row['other_over']:.2f}"
+        multiplies = row["tile_multiplies"], f"{row['multiplies_over']:.3f}", f"{row['max_over_mean']:.2f}"
+        cores, l1 = f"{row['cores_with_weights']}/{row['cores']}", math.ceil(row["l1_high_water"] / 1024)
+        times = f"{row['roofline_us']:.0f}", f"{row['simulated_us']:.0f}"
+        cells = row["chip"], row["routing"], row["T"], row["pairs"], *weights, *other, *multiplies, cores, l1, *times
+        lines.append(table_row([*cells]))
+    return "\n".join(lines) + "\n"
 
 
 def banks() -> str:
