@@ -22,6 +22,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from need_gpu import need_gpu
 from qwen3_engine import draw
 
 from ttnn_moe.bench import report
@@ -128,6 +129,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Measure on every rank; rank 0 prints and writes."""
+    need_gpu()
     begun = time.perf_counter()
     ranks = start("cuda", timeout)
     shape = PRESETS["qwen3-30b-a3b"]

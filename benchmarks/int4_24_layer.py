@@ -16,6 +16,7 @@ from typing import Annotated
 
 import typer
 from layer_run import measure_layers, say
+from need_gpu import need_gpu
 
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.families import OfFamily
@@ -67,6 +68,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here, after every T.")] = None,
 ) -> None:
     """Measure, write JSON, print tables."""
+    need_gpu()
     started = time.monotonic()
     chosen = [*implementations(family), *(Ahead(int(word)) for word in ahead.split(",") if word)]
     options = Options("cuda", rounds, seconds, sets, 0, deadline=started + limit, say=say)

@@ -29,6 +29,7 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 import typer
+from need_gpu import need_gpu
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -112,12 +113,6 @@ def worst(got: Tensor, want: Tensor) -> float:
     got, want = got.float(), want.float()
     errors = (got - want).norm(dim=-1) / want.norm(dim=-1)
     return float(errors.nan_to_num(nan=float("inf")).max())
-
-
-def need_gpu() -> None:
-    """End with one line where there is no GPU."""
-    if not torch.cuda.is_available():
-        raise SystemExit("kernels of attention need a CUDA GPU: torch finds none")
 
 
 def microseconds(calls: list[Callable[[], object]], replays: int = 15) -> float:

@@ -16,7 +16,8 @@ from __future__ import annotations
 
 import torch
 import typer
-from kv_attention import HEADS, KV_HEADS, PAGE, D, mixed, need_gpu, tiers_of
+from kv_attention import HEADS, KV_HEADS, PAGE, D, mixed, tiers_of
+from need_gpu import need_gpu
 
 from ttnn_moe.cuda.attention import bucketed, bucketed_prompt, bucketed_unpack
 from ttnn_moe.kv.bucketed.storage import bytes_of_token

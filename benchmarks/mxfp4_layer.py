@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 from layer_run import measure_layers, say
+from need_gpu import need_gpu
 from peers import MXFP4_PEERS
 
 from ttnn_moe.arranging import arranged
@@ -103,6 +104,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here, after every T.")] = None,
 ) -> None:
     """Measure, write JSON, print tables."""
+    need_gpu()
     started = time.monotonic()
     chosen, unavailable = implementations(only)
     options = Options("cuda", rounds, seconds, sets, 0, deadline=started + limit, say=say)

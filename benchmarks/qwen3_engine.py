@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from need_gpu import need_gpu
 from qwen3_gate import check
 from qwen3_gpu import Backend, Device, Json, Layers, decode, described, make, prompts
 from rich.console import Console
@@ -142,6 +143,7 @@ def main(
     json_file: Json = None,
 ) -> None:
     """Measure, write JSON, print tables."""
+    need_gpu(device)
     sizes = config_of(config)
     if layers is not None:
         sizes = dataclasses.replace(sizes, num_hidden_layers=layers)

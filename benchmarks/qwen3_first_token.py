@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from need_gpu import need_gpu
 from qwen3_gate import cache_of, check
 from qwen3_gpu import Device, Json, Layers, described, make, prompts, seconds
 
@@ -73,6 +74,7 @@ def main(
     json_file: Json = None,
 ) -> None:
     """Measure and write JSON, a line a case."""
+    need_gpu(device)
     gate = check(device, ways.split(","), weights, chunk=CHUNK)
     sizes = dataclasses.replace(PRESETS[config], weight_format=weights)
     if layers is not None:

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from need_gpu import need_gpu
 from older_arch import compile_for
 from qwen3_gate import check
 from qwen3_gpu_tables import REST, tables
@@ -209,6 +210,7 @@ def main(
     ] = None,
 ) -> None:
     """Measure, write JSON, print tables."""
+    need_gpu(device)
     if weights not in FORMATS:
         raise RequestError("no such weights", got=weights, expected=f"one of {list(FORMATS)}")
     sizes = dataclasses.replace(PRESETS[config], weight_format=weights)

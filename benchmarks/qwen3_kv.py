@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from need_gpu import need_gpu
 from qwen3_gate import check
 from qwen3_gpu import Device, Json, Layers, decode, described, make
 
@@ -142,6 +143,7 @@ def main(
     json_file: Json = None,
 ) -> None:
     """Measure and write JSON, a line a case. Of each case, the best of its turns counts."""
+    need_gpu(device)
     sizes = PRESETS[config]
     if layers is not None:
         sizes = dataclasses.replace(sizes, num_hidden_layers=layers)

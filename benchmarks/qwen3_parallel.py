@@ -24,6 +24,7 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
+from need_gpu import need_gpu
 from qwen3_gpu import begin, make, prompts, seconds, traced
 from torch import Tensor
 
@@ -242,6 +243,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Measure on every rank; rank 0 prints and writes."""
+    need_gpu()
     begun = time.perf_counter()
     ranks = start("cuda", timeout)
     shape = PRESETS[config]

@@ -20,6 +20,7 @@ from typing import Annotated, Any
 import torch
 import typer
 from layer_run import measure_layers, say
+from need_gpu import need_gpu
 from older_arch import compile_for
 from peers.vllm_fused_experts import Vllm
 
@@ -116,6 +117,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here, after every T.")] = None,
 ) -> None:
     """Measure, write JSON, print a table."""
+    need_gpu()
     started, layer = time.monotonic(), PRESETS["qwen3-30b-a3b"]
     asked: dict[WarpTile, WithTile] = {}
     for part in tiles.split():

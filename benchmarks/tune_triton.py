@@ -22,6 +22,7 @@ from typing import Annotated
 
 import torch
 import typer
+from need_gpu import need_gpu
 from tune_checks import combined, products, sort_is_wrong
 
 from ttnn_moe import Experts, Routing
@@ -243,6 +244,7 @@ def main(
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
     """Time every tile, print the best of each size, write all times."""
+    need_gpu()
     E, K, H, I = experts, topk, hidden, intermediate
     counts = [int(T) for T in tokens.split(",") if T]
     chosen = [p for p in products.split(",") if p]

@@ -87,7 +87,7 @@ def test_help_measures_nothing(name: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it would measure")
-@pytest.mark.parametrize("name", ["kv_bytes", "kv_attention"])
+@pytest.mark.parametrize("name", ["kv_attention", "kv_bytes", "mxfp4_layer", "qwen3_engine", "qwen3_gpu"])
 def test_without_a_gpu_the_error_has_one_line(name: str) -> None:
     command = [sys.executable, f"benchmarks/{name}.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"PYTHONPATH": "."}, check=False)
