@@ -1,6 +1,6 @@
 """Qwen3-30B-A3B's MoE layer on the CPU: the reference backend beside transformers' experts implementations.
 
-    python benchmarks/cpu_layer.py --tokens 1,32,512,4096 --dtype bf16,fp32 --json benchmarks/results/cpu_layer.json
+    python benchmarks/cpu_layer.py --json benchmarks/results/cpu_layer.json
 
 Every implementation's output is compared with an fp64 oracle on sampled tokens in the same run before it is timed.
 A timed call begins with ids and weights: ours makes its Routing, and so sorts, in every call. Implementations take
@@ -61,13 +61,13 @@ def memory(field: str) -> int:
 
 
 def main(
-    tokens: str = "1,8,32,128,512,4096",
+    tokens: str = "1,8,32,128,512,1024,4096",
     dtype: str = "bf16,fp32",
     rounds: int = 5,
     threads: int = 2,
     json_file: Annotated[Path | None, typer.Option("--json")] = None,
 ) -> None:
-    """Measure, print a table, write JSON."""
+    """Measure, print a line for each implementation, write JSON."""
     torch.set_num_threads(threads)
     rows = []
     for name in dtype.split(","):
