@@ -67,6 +67,9 @@ class Way:
     def gather(self, part: Tensor) -> Tensor:
         return self._now.gather(part)
 
+    def least(self, n: int) -> int:
+        return self._now.least(n)
+
     def check(self) -> None:
         self._now.check()
 
