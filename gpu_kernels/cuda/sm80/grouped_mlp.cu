@@ -255,6 +255,7 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, Sums& sums, 
         loader.steps -= count;
 #pragma unroll 1
         do {
+            // of three stages, the third
             const u32 next = STAGES == 3                 ? 3 * first + 3 * STAGE_BYTES - here - free
                              : here + STAGE_BYTES == end ? first
                                                          : here + STAGE_BYTES;
