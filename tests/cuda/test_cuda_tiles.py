@@ -145,6 +145,24 @@ def test_a_block_that_sorts_fits_and_has_a_thread_for_each_expert(problem: Probl
     assert [count.shared_memory for count in counts] == [4 * problem.E] * (sorters.parts > 1), "int32 counts"
 
 
+@pytest.mark.parametrize(
+    ("capability", "pairs", "sorters"),
+    [
+        ((9, 0), 1, Sorters(128)),
+        ((9, 0), 512, Sorters(256)),
+        ((9, 0), 513, Sorters(128, cluster=8)),
+        ((9, 0), 1 << 20, Sorters(1024, cluster=8)),
+        ((8, 0), 2048, Sorters(1024)),
+        ((8, 0), 2049, Sorters(1024, parts=3)),
+        ((8, 0), 1 << 20, Sorters(1024, parts=sort.MOST_PARTS)),
+    ],
+    ids=str,
+)
+def test_more_blocks_sort_more_pairs(capability: tuple[int, int], pairs: int, sorters: Sorters) -> None:
+    """One block up to 512 pairs on Hopper, and up to 2,048 before; a thread for two pairs, 128 threads at least."""
+    assert sort.choose(Problem(pairs, 8, 1, 64, 64), ARCHES[capability]) == sorters
+
+
 @pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.parametrize("sorters", [Sorters(128), Sorters(128, cluster=8), Sorters(128, parts=5)], ids=str)
 def test_a_sort_in_parts_waits_for_their_counts(sorters: Sorters, beside: bool) -> None:
