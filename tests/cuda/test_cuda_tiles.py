@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any
 
@@ -18,7 +19,7 @@ from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.families import FAMILIES, choose
 from ttnn_moe.cuda.moe.pairs import tiles_bound
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
-from ttnn_moe.cuda.moe.sort import Sorters
+from ttnn_moe.cuda.moe.sort import Sorters, Words
 from ttnn_moe.cuda.moe.sorted import Sorted
 from ttnn_moe.cuda.moe.triton import TRITON_FEW
 from ttnn_moe.cuda.moe.triton_tiles import few_tiles, shared_memory, sorted_tiles
@@ -99,7 +100,9 @@ def test_scratch_has_words_for_the_smallest_tiles(family: Sorted[Any]) -> None:
     for target in map(_target, ARCHES):
         problems = [Problem(1 << i, 128, 8, 2048, 768, weight_format=family.weight_format) for i in range(17)]
         able = [problem for problem in problems if family.why_not(problem, target) is None]
-        tiles += [family.plan(problem, target).tile for problem in able]
+        own = {family.plan(problem, target).tile for problem in able}
+        assert not family.tiles() or own <= set(family.candidates(target.arch)), "what a tuning compares"
+        tiles += own
     assert tiles and family.least_tile <= min(tile.max_n for tile in tiles)
 
 
@@ -161,6 +164,17 @@ def test_a_block_that_sorts_fits_and_has_a_thread_for_each_expert(problem: Probl
 def test_more_blocks_sort_more_pairs(capability: tuple[int, int], pairs: int, sorters: Sorters) -> None:
     """One block up to 512 pairs on Hopper, and up to 2,048 before; a thread for two pairs, 128 threads at least."""
     assert sort.choose(Problem(pairs, 8, 1, 64, 64), ARCHES[capability]) == sorters
+
+
+@given(st.integers(0, 999), st.integers(1, 99), st.sampled_from([8, 16]), st.integers(1, 5))
+def test_the_words_of_a_sort_are_aligned_and_do_not_overlap(P: int, E: int, m: int, parts: int) -> None:
+    """A tile is read as one int4 of CUDA: 16 bytes at a multiple of 16."""
+    words = Words.of(P, E, m, parts)
+    places = (0, words.inverse, words.tiles, words.num_tiles, words.counts)
+    assert all(place % 16 == 0 for place in places)
+    rows, inverse, tiles, num_tiles = (after - place for place, after in itertools.pairwise(places))
+    assert 4 * P <= min(rows, inverse) and (tiles, num_tiles) == (16 * tiles_bound(P, E, m), 16)
+    assert words.count - words.counts // 4 == (parts * E if parts > 1 else 0)
 
 
 @pytest.mark.parametrize("beside", [False, True])
