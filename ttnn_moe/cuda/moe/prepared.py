@@ -36,7 +36,7 @@ def most_bytes(problem: Problem, target: Target) -> int:
     Every family that runs one token or problem.T counts, since T and alignment decide which one runs. Scratch of a
     family grows with T.
     """
-    ends = (replace(problem, T=1), replace(problem, T=max(problem.T, 1)))
+    ends = (replace(problem, T=1), problem)
     able = [family for family in FAMILIES if any(family.why_not(end, target) is None for end in ends)]
     return max(bytes_of(family.scratch(family.plan(problem, target))) for family in able)
 
