@@ -171,6 +171,26 @@ def test_a_mistake_is_seen(
     assert worst(kernels, monkeypatch, sizes, 5, 352, 32, Form(order="interleaved")) > 0
 
 
+@pytest.mark.parametrize(
+    ("rows", "tile"),
+    [
+        (5, NarrowTile(4, 8, 2, 3)),
+        (6, WideTile(4, 1, 16, 3, blocks=2, read_once=True)),
+        (12, WideTile(4, 1, 16, 3, blocks=2, read_once=True)),
+        (13, WideTile(4, 1, 48, 3, blocks=2, read_once=True)),
+        (48, WideTile(4, 1, 48, 3, blocks=2, read_once=True)),
+        (49, ManyTile(8, 128, 2)),
+    ],
+    ids=str,
+)
+def test_rows_of_an_expert_on_average_choose_the_tile(rows: int, tile: Sizes) -> None:
+    """Where compute capability 8.6 has too little shared memory for one, it takes the next that fits."""
+    problem = Problem(rows * 32, 128, 4, 2880, 2880, weight_format=NAME)
+    assert MXFP4.tile(problem, ARCHES[8, 0]) == tile
+    fits = tile.memory(problem) <= ARCHES[8, 6].shared_memory  # type: ignore[union-attr]
+    assert MXFP4.tile(problem, ARCHES[8, 6]) == (tile if fits else ManyTile(8, 96, 2))
+
+
 @pytest.mark.parametrize("arch", [ARCHES[8, 0], ARCHES[8, 6], HOPPER], ids=lambda arch: arch.name)
 def test_plans_fit(arch: Arch) -> None:
     target = Target(H200, arch)

@@ -122,9 +122,8 @@ _TILES: tuple[tuple[float, AnyTile], ...] = (
     (12, WideTile(4, 1, 16, 3, blocks=2, read_once=True)),
     (48, WideTile(4, 1, 48, 3, blocks=2, read_once=True)),
     (float("inf"), ManyTile(8, 128, 2)),
-    (float("inf"), ManyTile(8, 96, 2)),  # what compute capability 8.6 has shared memory for
+    (float("inf"), ManyTile(8, 96, 2)),  # fits every architecture
 )
-_LEAST = WideTile(4, 1, 48, 2)  # fits every architecture
 
 
 class Sm80Mxfp4(SortedProduct[AnyTile]):
@@ -133,7 +132,7 @@ class Sm80Mxfp4(SortedProduct[AnyTile]):
     name = "mxfp4"
     kernels = "CUDA C++ kernels of MXFP4 weights"
     weight_format = NAME
-    least_tile = 4
+    least_tile = 8
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
         return mxfp4_limits(problem, target)
@@ -143,8 +142,7 @@ class Sm80Mxfp4(SortedProduct[AnyTile]):
 
     def tile(self, problem: Problem, arch: Arch) -> AnyTile:
         rows = rows_an_expert(problem)
-        able = (tile for most, tile in _TILES if rows <= most and tile.memory(problem) <= arch.shared_memory)
-        return next(able, _LEAST)
+        return next(tile for most, tile in _TILES if rows <= most and tile.memory(problem) <= arch.shared_memory)
 
     def uses(self, plan: SortedPlan[AnyTile], ids64: bool, add: bool) -> tuple[Use, ...]:
         *sorts, product, combine = super().uses(plan, ids64, add)
