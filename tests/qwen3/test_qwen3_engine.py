@@ -239,6 +239,16 @@ def test_a_step_ahead_is_the_only_one_under_way(ahead: bool, made: list[int], mo
     assert [one.decoding for finished in steps for one in finished] == [False, True, False, True, True]
 
 
+@pytest.mark.parametrize(("n", "made"), [(12, [0, 2]), (36, [0, 1, 0, 1])])
+def test_no_token_is_kept_back_for_a_step_that_makes_none(n: int, made: list[int]) -> None:
+    """The first prompt's only token waits while more of the second one's n tokens can be launched, for one step."""
+    serving = engine(2, prefill_chunk=10)
+    serving.scheduler.ahead = True  # as with graphs
+    for text in ([1] * 4, [2] * n):
+        serving.add(text, max_new_tokens=1, stop_ids=())
+    assert [len(serving.step()) for _ in made] == made and not serving.busy
+
+
 def test_a_request_waits_for_pages_and_for_a_row_and_nobody_overtakes_it() -> None:
     serving = engine(2, pages=5)
     a = serving.add([1] * 30, max_new_tokens=19, stop_ids=())  # 48 tokens: 3 pages
