@@ -16,6 +16,7 @@ from packed_calls import EXPERTS, PAIRS, problem_of
 from ttnn_moe import Experts, Problem
 from ttnn_moe.cuda.arch import ARCHES, HOPPER, Target
 from ttnn_moe.cuda.device import H200
+from ttnn_moe.cuda.moe import sm80_int4_24_fp16
 from ttnn_moe.cuda.moe.families import choose
 from ttnn_moe.cuda.moe.int4_24_few import INT4_24_FEW, ColumnPlan, ColumnSizes
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
@@ -181,6 +182,12 @@ def test_a_mistake_of_many_rows_is_seen(
 ) -> None:
     wrong = with_mistake(tmp_path, "sm80/int4_24_many", line, instead)
     assert worst(HostKernels(tmp_path, True, wrong, together=3), monkeypatch, MANY, 30, 192, 320) > 0
+
+
+@on_host
+def test_a_write_past_shared_memory_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sm80_int4_24_fp16, "_ITEMS", sm80_int4_24_fp16._ITEMS - 16)
+    assert worst(HostKernels(tmp_path), monkeypatch, MANY, 30, 192, 320) > 0
 
 
 @on_host

@@ -76,7 +76,7 @@ void resume(Fiber& fiber) {
 void run_together() {
     const int all = threads * together;
     memories.resize(together);
-    for (Memory& memory : memories) std::memset(memory.bytes, 0xff, shared_bytes);
+    for (Memory& memory : memories) std::memset(memory.bytes, 0xff, sizeof memory.bytes);
     const auto meetings = [all](std::vector<Meeting>& of, int each) {
         of.assign(all / each, {});
         for (int i = 0; i < all / each; ++i) of[i] = {each * i, each};
@@ -122,6 +122,13 @@ void run_together() {
         seen[0] = seen[1];
         seen[1] = events;
     }
+    for (const Memory& memory : memories)
+        if (std::any_of(memory.bytes + shared_bytes, std::end(memory.bytes),
+                        [](int byte) { return byte != 0xff; })) {
+            std::fprintf(stderr, "block %u, or one that runs with it, wrote past its shared memory\n",
+                         blockIdx.x);
+            failed = true;
+        }
 }
 
 }  // namespace

@@ -100,7 +100,7 @@ struct Named {
 };
 
 struct alignas(1024) Memory {
-    unsigned char bytes[MOST_SHARED];
+    unsigned char bytes[MOST_SHARED + 1024];  // the last kilobyte belongs to no block
 };
 
 // Copies that land when somebody waits at a barrier in the shared memory of a block.
