@@ -15,6 +15,7 @@ from cuda_gpus import gpu_of
 from triton_offline import SHARED_KIB
 from ttnn_moe import Problem
 from ttnn_moe.cuda.arch import ARCHES, Arch, Target
+from ttnn_moe.cuda.jit import load
 from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.families import FAMILIES, choose
 from ttnn_moe.cuda.moe.pairs import tiles_bound
@@ -23,6 +24,7 @@ from ttnn_moe.cuda.moe.sort import Sorters, Words
 from ttnn_moe.cuda.moe.sorted import Sorted
 from ttnn_moe.cuda.moe.triton import TRITON_FEW
 from ttnn_moe.cuda.moe.triton_tiles import few_tiles, shared_memory, sorted_tiles
+from ttnn_moe.cuda.moe.uses import Use
 from ttnn_moe.sizes import ceil_div
 
 CAPABILITIES = [divmod(c, 10) for c in SHARED_KIB]
@@ -184,6 +186,25 @@ def test_a_sort_in_parts_waits_for_their_counts(sorters: Sorters, beside: bool) 
     uses = sort.sort_uses(ARCHES[9, 0], sorters, 8, ids64=False, granule=8, beside=beside)
     late = [dict(use.spec.defines).get("WAIT_LATE") == "1" for use in uses]
     assert late == ([False, False] if sorters.parts > 1 else [beside])
+
+
+@pytest.mark.parametrize("sorters", [Sorters(128), Sorters(256, cluster=8), Sorters(128, parts=5)], ids=str)
+def test_a_sort_runs_on_all_its_blocks(sorters: Sorters, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fewer would sort as well, and take longer."""
+    grids: list[tuple[tuple[int, ...], int]] = []
+    monkeypatch.setattr(load, "Launch", lambda spec, device, grid, block, *last, **options: grids.append((grid, block)))
+    uses = sort.sort_uses(ARCHES[9, 0], sorters, 8, ids64=False, granule=8)
+    sort.bind_sorts(uses, sorters, 0, 9, 8, 8, 1, 16)
+    assert grids == [((sorters.cluster * sorters.parts,), sorters.threads)] * len(uses)
+
+
+@pytest.mark.parametrize(
+    ("H", "blocks", "threads"), [(64, 1, 32), (320, 1, 64), (2048, 1, 256), (2112, 2, 256), (7168, 4, 256)]
+)
+def test_threads_of_a_combine(H: int, blocks: int, threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eight channels each; at most 256 in a block."""
+    monkeypatch.setattr(load, "Launch", lambda spec, device, grid, block, *last, **options: (grid, block))
+    assert sort.bind_combine(Use.of(ARCHES[9, 0], "common/combine"), 0, 5, H) == ((5, blocks), threads)
 
 
 @given(st.lists(st.integers(0, 500), min_size=1, max_size=40), st.sampled_from([16, 32, 64, 128]))
