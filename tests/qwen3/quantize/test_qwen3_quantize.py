@@ -93,7 +93,7 @@ def inputs_of(network: Qwen3Moe, ids: torch.Tensor) -> list[tuple[torch.Tensor, 
 
 
 def test_calibration_reads_the_quantised_layers_outputs(tmp_path: Path, text: Path) -> None:
-    source = made(tmp_path / "model", torch.float32, max_position_embeddings=128)
+    source = made(tmp_path / "model", torch.float32, max_position_embeddings=128, num_hidden_layers=4)
     report = quantize_model(source, tmp_path / "out", calibrate=text, tokens=300, device="cpu")
     assert report.fewest is not None and 0 < report.fewest < 300
     dense, quantised = load_model(source), load_model(tmp_path / "out")
@@ -103,6 +103,8 @@ def test_calibration_reads_the_quantised_layers_outputs(tmp_path: Path, text: Pa
     report = quantize_model(source, whole, calibrate=text, tokens=256, device="cpu")
     inputs = inputs_of(load_model(whole), ids)  # as the quantised model computes them
     assert report.fewest == min(int(routing.ids.flatten().bincount().min()) for _, routing in inputs)
+    again = quantize_model(source, whole, calibrate=text, tokens=256, device="cpu")
+    assert again.kept == again.shards and again.fewest is None, "nothing is left to quantise"
     for i, (before, after) in enumerate(zip(mixtures(dense), mixtures(load_model(whole)), strict=True)):
         want = quantise_experts(before.experts, *inputs[i]).tensors
         for name, words in after.experts.tensors.items():
