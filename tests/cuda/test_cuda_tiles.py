@@ -20,6 +20,8 @@ from ttnn_moe.cuda.moe import sort
 from ttnn_moe.cuda.moe.families import FAMILIES, choose
 from ttnn_moe.cuda.moe.pairs import tiles_bound
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
+from ttnn_moe.cuda.moe.sm80 import SM80
+from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4
 from ttnn_moe.cuda.moe.sort import Sorters, Words
 from ttnn_moe.cuda.moe.sorted import Sorted
 from ttnn_moe.cuda.moe.triton import TRITON_FEW
@@ -106,6 +108,21 @@ def test_scratch_has_words_for_the_smallest_tiles(family: Sorted[Any]) -> None:
         assert not family.tiles() or own <= set(family.candidates(target.arch)), "what a tuning compares"
         tiles += own
     assert tiles and family.least_tile <= min(tile.max_n for tile in tiles)
+
+
+def test_scratch_has_words_for_a_sort_in_parts_on_one_of_two_devices() -> None:
+    problem, target = Problem(300, 1000, 8, 64, 64, D=2), _target((8, 0))
+    plan = SM80.plan(problem, target)
+    assert plan.sorters.parts == 3
+    assert 4 * plan.words.count <= SM80.scratch(plan)[2].bytes
+
+
+@pytest.mark.parametrize(("H", "dropped"), [(96, "0"), (128, "1")])
+def test_combine_drops_whole_lines_alone(H: int, dropped: str) -> None:
+    """A line of 128 bytes that two rows share is still to be read."""
+    plan = MXFP4.plan(Problem(64, 128, 8, H, 64, weight_format="mxfp4"), _target((8, 0)))
+    assert plan.tile.read_once
+    assert dict(MXFP4.uses(plan, ids64=False, add=False)[-1].spec.defines)["DISCARD"] == dropped
 
 
 def test_a_prepared_layer_takes_little_more_than_its_activations() -> None:
