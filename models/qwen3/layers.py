@@ -128,7 +128,7 @@ class MoE(nn.Module):
 
     Attributes:
         changes: layers of one model share it.
-        watched: parameters whose values decide which kernels run.
+        writes: how often parameters were written whose values decide which kernels run.
     """
 
     def __init__(self, config: Qwen3MoeConfig, backend: str, held: int | None = None, first: int = 0):
@@ -148,7 +148,7 @@ class MoE(nn.Module):
         self._borrowed = False  # they may be tensors of a caller's state dict, whose bytes stay
         self._prepared: dict[int, Prepared] = {}
         self.changes = Changes()
-        self.watched: tuple[Tensor, ...] = ()
+        self._watched: tuple[Tensor, ...] = ()
         self._writes = 0
 
     @property
@@ -175,16 +175,20 @@ class MoE(nn.Module):
                 self._borrowed, experts = False, replace(experts, tensors=self._held())
             self._watch()
             self._experts = arranging.at_load(experts, self._mark)
-        elif self.watched and sum(tensor._version for tensor in self.watched) != self._writes:
+        elif self.writes != self._writes:
             with self._new_values():
                 self._forget()
         return self._experts
 
+    @property
+    def writes(self) -> int:
+        return sum(tensor._version for tensor in self._watched)
+
     def _watch(self) -> None:
         """Notice what is written to the parameters from now on, where fp16 may then not hold their scales any more."""
         own = [self.get_parameter(name) for name in self._names] if self.format.name == int4_24.NAME else []
-        self.watched = () if any(tensor.is_inference() for tensor in own) else tuple(own)
-        self._writes = sum(tensor._version for tensor in self.watched)
+        self._watched = () if any(tensor.is_inference() for tensor in own) else tuple(own)
+        self._writes = self.writes
 
     @contextmanager
     def _new_values(self) -> Iterator[None]:

@@ -106,10 +106,15 @@ class Qwen3Moe(nn.Module):
         kv_bits: float | None = None,
     ) -> RowCache:
         """See LanguageModel."""
+        memory = self.cache_memory() if memory is None else memory
         cache = formats.new_cache(kv, kv_bits, self.cache_sizes, rows, capacity, memory, page)
         if isinstance(cache, BucketedCache):
             cache.equalise(self._norms("k_norm"), self._norms("q_norm"))
         return cache
+
+    def cache_memory(self) -> int | None:
+        """Bytes for keys and values where nobody says; None: the cache decides."""
+        return None
 
     def _norms(self, name: str) -> Tensor:
         """[layers, head_dim] fp32, how large each channel of keys or queries is: they are normalised.
@@ -122,7 +127,7 @@ class Qwen3Moe(nn.Module):
 
     def changes(self) -> int:
         """See ChangesKernels."""
-        writes = sum(tensor._version for moe in self._mixtures for tensor in moe.watched)
+        writes = sum(moe.writes for moe in self._mixtures)
         if writes != self._writes:
             for moe in self._mixtures:
                 _ = moe.experts  # looks at the new values

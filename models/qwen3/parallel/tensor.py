@@ -15,8 +15,7 @@ from torch import Tensor
 
 import ttnn_moe
 from ttnn_moe import decoder
-from ttnn_moe.kv import formats
-from ttnn_moe.kv.cache import KVCache, RowCache
+from ttnn_moe.kv.cache import KVCache
 from ttnn_moe.kv.pages import default_memory
 from ttnn_moe.kv.step import Step
 
@@ -99,18 +98,9 @@ class TensorQwen3(Qwen3Moe):
         if self.head is not None:
             self.head = Linear(config.hidden_size, self._words, bias=False).requires_grad_(False)
 
-    def new_cache(
-        self,
-        rows: int,
-        capacity: int,
-        memory: int | None = None,
-        page: int | None = None,
-        kv: str = formats.PAGED,
-        kv_bits: float | None = None,
-    ) -> RowCache:
-        """See LanguageModel. Every rank calls it: with as many pages on each, their engines admit the same requests."""
-        memory = self._sums.least(default_memory(self.device)) if memory is None else memory
-        return super().new_cache(rows, capacity, memory, page, kv, kv_bits)
+    def cache_memory(self) -> int:
+        """See Qwen3Moe. Every rank calls it: with as many pages on each, their engines admit the same requests."""
+        return self._sums.least(default_memory(self.device))
 
     def fresh_seed(self) -> int:
         """See DrawsSeeds. Every rank calls it: their engines then draw the same tokens."""
