@@ -87,7 +87,7 @@ def worst(
 
 WIDE = SparseTile(1, 1, 2, 8, 2, 2)
 QUADS_90 = Sm90SparseTile(8, 2, 4, 2, warps=4)
-MANY = SparseManyTile(2, 32, 2, 2)
+MANY = SparseManyTile(2, 32, 2, 3)
 FP16_90 = Fp16Tile(16, 2, 2, 2, warps=12)
 FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (ColumnSizes(up_depth=2), 2, 320, 64, "halves"),
@@ -97,8 +97,9 @@ FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (SparseTile(2, 1, 2, 32, 2, 3), 30, 320, 64, "halves"),
     (SparseTile(1, 2, 1, 128, 1, 3, read_once=True), 80, 128, 192, "interleaved"),
     (MANY, 30, 192, 320, "halves"),
-    (SparseManyTile(1, 48, 1, 3), 41, 64, 192, "interleaved"),
-    (SparseManyTile(4, 144, 2, 3), 80, 320, 128, "interleaved"),
+    (SparseManyTile(2, 48, 1, 3), 41, 64, 192, "interleaved"),
+    (SparseManyTile(4, 64, 2, 2), 41, 320, 128, "halves"),
+    (SparseManyTile(8, 144, 2, 3), 80, 320, 128, "interleaved"),
 ]
 
 
@@ -168,14 +169,15 @@ def test_a_mistake_is_seen(line: str, instead: str, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("line", "instead"),
     [
-        ("s == 0 || s < slabs", "true"),
+        ("SLABS == 1 || slabs > 1", "true"),
         ("if (!*last) return;", ""),
         ("powers[first + row] = power.down", "powers[first] = power.down"),
-        ("powers + n % STAGES * MAX_N", "powers"),
+        ("powers + n % (STAGES + 1) * MAX_N", "powers"),
+        ("!early) loader.fill(free);", "!early && free) loader.fill(here);"),
         ("0xd480e408u", "0xd480d480u"),
         ("            loader.made(done);", "            work.made(done);"),
     ],
-    ids=["half a stage", "not the last", "powers", "powers of another item", "the value of Y", "bf16 as fp16"],
+    ids=["half a stage", "not the last", "powers", "powers of another item", "late", "the value of Y", "bf16 as fp16"],
 )
 def test_a_mistake_of_many_rows_is_seen(
     line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

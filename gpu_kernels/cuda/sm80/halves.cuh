@@ -44,6 +44,19 @@ __device__ __forceinline__ float second_of_fp16(u32 word) {
     return value;
 }
 
+// A half in both halves: no instruction where it is an operand of fp16.
+__device__ __forceinline__ u32 first_in_both(u32 word) {
+    u32 out;
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %1; mov.b32 %0, {a, a};}" : "=r"(out) : "r"(word));
+    return out;
+}
+
+__device__ __forceinline__ u32 second_in_both(u32 word) {
+    u32 out;
+    asm("{.reg .b16 a, b; mov.b32 {a, b}, %1; mov.b32 %0, {b, b};}" : "=r"(out) : "r"(word));
+    return out;
+}
+
 __device__ __forceinline__ float power_of_two(float x) {
     float value;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(value) : "f"(x));

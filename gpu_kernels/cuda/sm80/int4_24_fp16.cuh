@@ -15,6 +15,7 @@ constexpr float WEIGHTS = 256.0f;
 struct ScaledDecoder {
     u32 own_byte, x, y, second;  // as Decoder's
     u32 exponent;                // 1024 in both halves, whose last bit is 1
+    u32 factors;                 // of X: 1; of Y, which is 4 bits higher: 1 / 16
 
     // zero: 0, which the compiler must not know, so that constants stay in registers.
     __device__ __forceinline__ explicit ScaledDecoder(u32 zero) {
@@ -24,6 +25,7 @@ struct ScaledDecoder {
         y = other.y;
         second = other.second;
         exponent = 0x64006400u + zero;
+        factors = 0x2c003c00u + zero;
     }
 
     // 32 channels of 16 rows.
@@ -31,11 +33,10 @@ struct ScaledDecoder {
         u32 a[4], metadata;
     };
 
-    // X in the low half, Y in the high half, times the scale. Y is 4 bits higher: 1024 + 16 q4, times 1 / 16.
-    __device__ __forceinline__ u32 weights(uint2 word) const {
-        const u32 both = and_or(select_bytes(word.x, 0, own_byte), 0x00f0000fu, exponent);
-        const float scale = scale_of(word.y) * WEIGHTS;
-        return multiply_fp16x2(multiply_add_fp16x2(both, 0x2c003c00u, 0xd480e408u), pack_fp16(scale, scale));
+    // X in the low half, Y in the high half. Y is 4 bits higher: 1024 + 16 q4, times 1 / 16.
+    __device__ __forceinline__ u32 integers(u32 values) const {
+        const u32 both = and_or(select_bytes(values, 0, own_byte), 0x00f0000fu, exponent);
+        return multiply_add_fp16x2(both, factors, 0xd480e408u);
     }
 
     // low, high: words of rows l / 4 and l / 4 + 8 of lane l.
@@ -44,7 +45,9 @@ struct ScaledDecoder {
         const u32 both = select_bytes(low.y, high.y, 0x5410);  // idx2 of the low row, of the high row
         out.metadata = (both & 0x55555555u) | second;
         const u32 of_x = both * x, of_y = both * y;
-        const u32 of_low = weights(low), of_high = weights(high);
+        const u32 scales = pack_fp16(scale_of(low.y) * WEIGHTS, scale_of(high.y) * WEIGHTS);
+        const u32 of_low = multiply_fp16x2(integers(low.x), first_in_both(scales));
+        const u32 of_high = multiply_fp16x2(integers(high.x), second_in_both(scales));
         // copies of the high bits: masks of the second pair
         out.a[2] = of_low & select_bytes(of_x, of_y, 0xdd99);
         out.a[3] = of_high & select_bytes(of_x, of_y, 0xffbb);

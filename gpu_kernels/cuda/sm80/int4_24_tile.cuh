@@ -23,13 +23,13 @@ __device__ __forceinline__ u32 place_of_row(int row, int chunk) {
     return row * 128 + (chunk ^ row % 2 * 4) * 16;
 }
 
-template <int G>
-using Sums = float[4][G][4];
+template <int G, int PRODUCTS = 4>
+using Sums = float[PRODUCTS][G][4];
 
-template <int G>
-__device__ __forceinline__ void clear(Sums<G>& sums) {
+template <int G, int PRODUCTS>
+__device__ __forceinline__ void clear(float (&sums)[PRODUCTS][G][4]) {
 #pragma unroll
-    for (int m = 0; m < 4; ++m)
+    for (int m = 0; m < PRODUCTS; ++m)
 #pragma unroll
         for (int j = 0; j < G; ++j)
 #pragma unroll

@@ -11,6 +11,12 @@ __device__ __forceinline__ void store(u16* to, bool valid, u32 a, u32 b, u32 c, 
     if (valid) *reinterpret_cast<uint4*>(to) = words;
 }
 
+// Two words of two products, transposed: four channels in a row.
+__device__ __forceinline__ void store(u16* to, bool valid, u32 a, u32 b) {
+    const uint2 words = make_uint2(transposed(a), transposed(b));
+    if (valid) *reinterpret_cast<uint2*>(to) = words;
+}
+
 // of_64: which 64 rows of weights. first: row of the tile.
 template <int G, int GROUPS_OF_SUMS>
 __device__ __forceinline__ void write(const float (&sums)[4][GROUPS_OF_SUMS][4], const Item& item, int of_64,

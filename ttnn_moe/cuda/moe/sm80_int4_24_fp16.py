@@ -20,11 +20,11 @@ class SparseManyTile:
     """Sizes of int4_24_many.cu.
 
     Attributes:
-        warps_m: warps along the weight rows, 64 each; two share them. max_n: rows of a tile at most.
+        warps: of a block, 32 weight rows each; an even number. max_n: rows of a tile at most.
         slabs, stages: slabs of 64 channels in a stage, stages of the pipeline.
     """
 
-    warps_m: int
+    warps: int
     max_n: int
     slabs: int
     stages: int
@@ -34,15 +34,15 @@ class SparseManyTile:
 
     @property
     def threads(self) -> int:
-        return 64 * self.warps_m
+        return 32 * self.warps
 
     @property
     def shared_memory(self) -> int:
-        stage = self.slabs * (1024 * self.warps_m + 128 * self.max_n) + 4 * self.max_n
-        return self.stages * stage + _ITEMS
+        stage = self.slabs * (512 * self.warps + 128 * self.max_n)
+        return self.stages * stage + (self.stages + 1) * 4 * self.max_n + _ITEMS
 
 
-_TILES = (SparseManyTile(4, 144, 2, 3), SparseManyTile(4, 128, 2, 2))
+_TILES = (SparseManyTile(8, 144, 2, 3), SparseManyTile(8, 144, 2, 2))
 """The second one for the shared memory of compute capability 8.6."""
 
 

@@ -20,6 +20,9 @@ inline u32 pack_fp16(float first, float second) {
 inline float first_of_fp16(u32 word) { return fp16_of(word & 0xffff); }
 inline float second_of_fp16(u32 word) { return fp16_of(word >> 16); }
 
+inline u32 first_in_both(u32 word) { return (word & 0xffff) * 0x10001u; }
+inline u32 second_in_both(u32 word) { return (word >> 16) * 0x10001u; }
+
 inline u32 multiply_fp16x2(u32 a, u32 b) {
     return pack_fp16(first_of_fp16(a) * first_of_fp16(b), second_of_fp16(a) * second_of_fp16(b));
 }
