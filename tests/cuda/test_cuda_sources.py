@@ -216,7 +216,7 @@ USES = [
     *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch)),
     *(use for arch in (ARCHES[8, 0], HOPPER) for use in (*_int4_24_uses(arch), *_bucketed_uses(arch))),
     *_hopper_mxfp4_uses(),
-    *_mxfp4_warp_uses(ARCHES[8, 0], 1, 32, 512, 4096),
+    *_mxfp4_warp_uses(ARCHES[8, 0], 1, 32, 256, 512, 2048, 4096),
     *_mxfp4_warp_uses(ARCHES[8, 6], 4096),
     *_mxfp4_warp_uses(HOPPER, 32),
 ]
@@ -325,7 +325,7 @@ class TestNvrtc:
         spec = uses[0].spec
         code, report = _compile(spec)
         assert code[:4] == b"\x7fELF" and "warning" not in report, report
-        # of wide tiles: mxfp4_mlp's gather warps spill some rows' places, mxfp4_many what a chunk needs once, which
+        # of wide tiles: mxfp4_mlp's gather warps spill some rows' places, mxfp4_many what a stage needs once, which
         # costs less than shared memory does
         frame = int(re.findall(r"(\d+) bytes stack frame", report)[0])
         spills = {"mxfp4_mlp": 80, "mxfp4_many": 64} if int(dict(spec.defines).get("MAX_N", 0)) > 64 else {}

@@ -135,7 +135,7 @@ def test_arranged_weights(
 
 
 @on_host
-@pytest.mark.parametrize("sizes", [FEW, NARROW, MANY], ids=["few", "narrow", "many"])
+@pytest.mark.parametrize("sizes", [FEW, NARROW, MANY, ManyTile(4, 32, 3)], ids=str)
 @pytest.mark.parametrize("scale", [2, 200, 240])
 def test_scales_near_the_ends(sizes: Sizes, scale: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert worst(HostKernels(tmp_path, together=3), monkeypatch, sizes, 3, 96, 32, Form(), scale=scale) == 0
@@ -177,9 +177,11 @@ def test_a_mistake_is_seen(
         (5, NarrowTile(4, 8, 2, 3)),
         (6, WideTile(4, 1, 16, 3, blocks=2, read_once=True)),
         (12, WideTile(4, 1, 16, 3, blocks=2, read_once=True)),
-        (13, WideTile(4, 1, 48, 3, blocks=2, read_once=True)),
-        (48, WideTile(4, 1, 48, 3, blocks=2, read_once=True)),
-        (49, ManyTile(8, 128, 2)),
+        (13, ManyTile(8, 64, 3)),
+        (48, ManyTile(8, 64, 3)),
+        (49, ManyTile(8, 96, 3)),
+        (80, ManyTile(8, 96, 3)),
+        (81, ManyTile(8, 128, 3)),
     ],
     ids=str,
 )

@@ -9,11 +9,12 @@
 // decoded once a tile. Blocks and items: as in grouped_mlp.
 //
 // Shared memory: STAGES stages of 128 channels: WEIGHT_ROWS rows of 64 bytes, their scales, MAX_N rows of x
-// of 256 bytes, filled by cp.async; then the rows of x that each thread copies, SLOTS items, and what they
-// share. A thread takes at most 255 registers.
+// of 256 bytes, filled by cp.async; then where the rows of x lie that each thread copies, SLOTS items, and
+// what they share. A thread takes at most 255 registers.
 #define PRODUCTS 2
 #include "sm80/claims.cuh"
 #include "sm80/mxfp4_rows.cuh"
+#include "sm80/rows_out.cuh"
 
 #ifndef WARPS
 #define WARPS 8
@@ -43,7 +44,7 @@ static_assert(STAGES >= 2 && STAGES < SLOTS - 1, "an item stays in its slot unti
 // This thread's copies: 16 bytes of some rows of weights, and of x; the scales of row `thread`.
 struct Loader : Claims<SLOTS> {
     const Mlp& given;
-    int* index;  // rows of x that this thread copies, THREADS apart
+    int* of_row;  // from the first row of x to those that this thread copies, 64 bytes each, THREADS apart
     u32 shared;
 
     u64 weights, x, scales;     // addresses, of the next stage
@@ -52,8 +53,9 @@ struct Loader : Claims<SLOTS> {
     bool scaled;                // this thread copies scales
     int group = 0, groups = 0;  // the first of the next stage, and all of the item; NEVER: there is no item
 
-    __device__ __forceinline__ Loader(const Work& work, const Mlp& given, Item* items, int* index, u32 shared)
-        : Claims(work, items), given(given), index(index), shared(shared) {}
+    __device__ __forceinline__ Loader(const Work& work, const Mlp& given, Item* items, int* of_row,
+                                      u32 shared)
+        : Claims(work, items), given(given), of_row(of_row), shared(shared) {}
 
     // Between items: the addresses of the next one. The one after it is looked up meanwhile.
     __device__ __forceinline__ void prepare() {
@@ -87,45 +89,33 @@ struct Loader : Claims<SLOTS> {
 #pragma unroll
         for (int i = 0; i < ROW_PASSES; ++i) {
             const int at = next.of.first + threadIdx.x / 16 + ROW_PASS * i;
-            if (ROW_PASS * i < rows) index[THREADS * i] = is_down ? at : given.row_tokens[at];
+            if (ROW_PASS * i < rows) of_row[THREADS * i] = (is_down ? at : given.row_tokens[at]) * groups;
         }
         work.wait_for_activations(next);
     }
 
-    // One of `parts` parts of one of two halves of a stage's copies, to offset `stage`; all constants, but
-    // half.
-    __device__ __forceinline__ void fill(u32 stage, int half, int part, int parts) {
-        constexpr int WEIGHTS = 2, X = (ROW_PASSES + 1) / 2, ALL = WEIGHTS + 1 + X;
+    // A stage's copies, to `stage`.
+    __device__ __forceinline__ void fill(u32 stage) {
+        int units[ROW_PASSES];  // loaded first: loads do not pass the copies
 #pragma unroll
-        for (int n = 0; n < ALL; ++n) {
-            if (n < ALL * part / parts || n >= ALL * (part + 1) / parts) continue;
-            if (n < WEIGHTS) {
-                copy_weights(shared + stage, half * WEIGHTS + n);
-            } else if (n == WEIGHTS) {
-                if (half == 0 && scaled)
-                    copy_unaligned_4(shared + stage + WEIGHT_BYTES + threadIdx.x * 8, scales,
-                                     min(groups - group, 4));
-            } else {
-                copy_x(shared + stage + WEIGHT_BYTES + SCALE_BYTES, half * X + n - WEIGHTS - 1);
-            }
+        for (int i = 0; i < ROW_PASSES; ++i) units[i] = of_row[THREADS * i];
+        const int unit = threadIdx.x % 4, unit_of_x = threadIdx.x % 16;
+#pragma unroll
+        for (int i = 0; i < WEIGHT_ROWS / PASS; ++i) {
+            const u64 from = weights + static_cast<u64>(PASS * i / WARP_ROWS) * next_rows;
+            // past the last channel: products of what is there, not stored
+            if (PASS * i < valid)
+                copy_16_or_zeros(stage + (threadIdx.x + i * THREADS) * 16,
+                                 reinterpret_cast<const void*>(from), group + unit < groups);
         }
-    }
-    __device__ __forceinline__ void copy_weights(u32 to, int i) const {
-        const u64 from = weights + static_cast<u64>(PASS * i / WARP_ROWS) * next_rows;
-        const int unit = threadIdx.x % 4;
-        to += (threadIdx.x + i * THREADS) * 16;
-        // past the last channel: products of what is there, not stored
-        if (PASS * i < valid)
-            copy_16_or_zeros(to, reinterpret_cast<const void*>(from), group + unit < groups);
-    }
-    __device__ __forceinline__ void copy_x(u32 to, int i) const {
-        to += place_of_row(threadIdx.x / 16, threadIdx.x % 16) + i * ROW_PASS * 256;
-        if (i < ROW_PASSES && ROW_PASS * i < rows)
-            copy_16_or_zeros(to, reinterpret_cast<const void*>(row_at(x, index[THREADS * i], groups * 64)),
-                             group + static_cast<int>(threadIdx.x % 16 / 4) < groups);
-    }
-    // After a stage's copies.
-    __device__ __forceinline__ void step() {
+        if (scaled) copy_unaligned_4(stage + WEIGHT_BYTES + threadIdx.x * 8, scales, min(groups - group, 4));
+        const u32 to = stage + WEIGHT_BYTES + SCALE_BYTES + place_of_row(threadIdx.x / 16, unit_of_x);
+#pragma unroll
+        for (int i = 0; i < ROW_PASSES; ++i)
+            if (ROW_PASS * i < rows)
+                copy_16_or_zeros(to + i * ROW_PASS * 256,
+                                 reinterpret_cast<const void*>(row_at(x, units[i], 64)),
+                                 group + unit_of_x / 4 < groups);
         copies_commit();
         weights += 64;
         scales += 4;
@@ -138,11 +128,12 @@ struct Loader : Claims<SLOTS> {
         group = groups = 0;
         for (int s = 0; s < STAGES - 1; ++s) {
             if (group >= groups) prepare();
-            for (int half = 0; half < 2; ++half) fill(s * STAGE_BYTES, half, 0, 1);
-            step();
+            fill(shared + s * STAGE_BYTES);
             publish();
             __syncthreads();
         }
+        copies_wait<STAGES - 2>();
+        __syncthreads();
     }
 };
 
@@ -177,108 +168,140 @@ struct Scales {
     }
 };
 
-// The products of word i of each lane's chunk: of the warp's weight rows, and G groups of 8 rows of x.
-// copy(part, parts): between them.
-template <int G, typename Copy>
-__device__ __forceinline__ void multiply_fragments(Sums<G>& sums, const u32 (&a)[2][PRODUCTS][4],
-                                                   const unsigned char* from, const Copy& copy) {
-    // groups: so many products lie between two that add to the same sums
-    constexpr int TOGETHER = G % 4 == 0 ? 4 : 2;
+// A word of each of a lane's rows, decoded: pairs of the first product, and of the second.
+using Fragments = u32[2][PRODUCTS][4];
+
+__device__ __forceinline__ void decode_to(Fragments& a, u32 word, int m, int h, u32 factor) {
+    u32 pairs[4];
+    place_neighbours(pairs, word);
 #pragma unroll
-    for (int j = 0; j < G; j += TOGETHER) {
-        uint4 b[TOGETHER];
-#pragma unroll
-        for (int n = 0; n < TOGETHER; ++n) b[n] = *reinterpret_cast<const uint4*>(from + (j + n) * 2048);
-#pragma unroll
-        for (int step = 0; step < 2; ++step)
-#pragma unroll
-            for (int n = 0; n < TOGETHER; ++n)
-#pragma unroll
-                for (int m = 0; m < PRODUCTS; ++m)
-                    multiply_add(sums[m][j + n], a[step][m], step ? b[n].z : b[n].x, step ? b[n].w : b[n].y);
-        copy(j / TOGETHER, G / TOGETHER);
-    }
+    for (int j = 0; j < 4; ++j)
+        a[j / 2][m][j % 2 * 2 + h] = multiply_add_bf16x2(pairs[j], factor, 0x80008000u);
 }
 
-// sums += 128 channels. weights: of this lane's row of product 0; rows: of the warp's first row of x. large:
-// a scale of the warp is. Between products: the copies to offset `free`.
-template <int G>
-__device__ __forceinline__ void multiply_chunk(Sums<G>& sums, const unsigned char* weights,
-                                               const unsigned char* rows, const u32 (&scales)[PRODUCTS][2],
-                                               bool large, Loader& loader, u32 free) {
-    const int g = threadIdx.x % 32 / 4, t = threadIdx.x % 4;
+// sums += 128 channels. weights: of this lane's row of product 0; rows: of this lane's row of x. A warp
+// decodes 32 channels, then multiplies. copy: in the middle.
+template <int G, typename Copy>
+__device__ __forceinline__ void multiply_stage(Sums<G>& sums, u32 weights, u32 rows,
+                                               const u32 (&factors)[PRODUCTS][2], const Copy& copy) {
+    // groups: so many products lie between two that add to the same sums
+    constexpr int TOGETHER = G % 4 == 0 ? 4 : 2;
 #pragma unroll 1  // more at once would take long to compile
     for (int pair = 0; pair < 2; ++pair) {
         uint2 words[PRODUCTS][2];
 #pragma unroll
         for (int m = 0; m < PRODUCTS; ++m)
 #pragma unroll
-            for (int h = 0; h < 2; ++h)
-                words[m][h] = *reinterpret_cast<const uint2*>(weights + m * 1024 + h * 512 + pair * 8);
+            for (int h = 0; h < 2; ++h) words[m][h] = load_8(weights + m * 1024 + h * 512 + pair * 8);
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-            u32 a[2][PRODUCTS][4];
+            Fragments a;
+#pragma unroll
+            for (int m = 0; m < PRODUCTS; ++m)
+#pragma unroll
+                for (int h = 0; h < 2; ++h)
+                    decode_to(a, i ? words[m][h].y : words[m][h].x, m, h, factors[m][h]);
+            const u32 from = rows ^ (pair * 128 + i * 64);
+#pragma unroll
+            for (int j = 0; j < G; j += TOGETHER) {
+                uint4 b[TOGETHER];
+#pragma unroll
+                for (int n = 0; n < TOGETHER; ++n) b[n] = load_16(from + (j + n) * 2048);
+#pragma unroll
+                for (int step = 0; step < 2; ++step)
+#pragma unroll
+                    for (int n = 0; n < TOGETHER; ++n)
+#pragma unroll
+                        for (int m = 0; m < PRODUCTS; ++m)
+                            multiply_add(sums[m][j + n], a[step][m], step ? b[n].z : b[n].x,
+                                         step ? b[n].w : b[n].y);
+            }
+        }
+        if (pair == 0) copy();
+    }
+}
+
+// The same where a scale of the warp is large; shorter code.
+template <int G>
+__device__ __forceinline__ void multiply_large(Sums<G>& sums, u32 weights, u32 rows,
+                                               const u32 (&scales)[PRODUCTS][2]) {
+#pragma unroll 1
+    for (int i = 0; i < 4; ++i) {
+        Fragments a;
+#pragma unroll
+        for (int m = 0; m < PRODUCTS; ++m)
+#pragma unroll
+            for (int h = 0; h < 2; ++h) {
+                const uint2 words = load_8(weights + m * 1024 + h * 512 + i / 2 * 8);
+                const Factor by = Factor::of<true>(scales[m][h]);
+                u32 pairs[4];
+                place_neighbours(pairs, i % 2 ? words.y : words.x);
+                scale_pairs<true>(pairs, by);
+#pragma unroll
+                for (int j = 0; j < 4; ++j) a[j / 2][m][j % 2 * 2 + h] = pairs[j];
+            }
+#pragma unroll
+        for (int j = 0; j < G; ++j) {
+            const uint4 b = load_16((rows ^ i * 64) + j * 2048);
+#pragma unroll
+            for (int m = 0; m < PRODUCTS; ++m) multiply_add(sums[m][j], a[0][m], b.x, b.y);
+#pragma unroll
+            for (int m = 0; m < PRODUCTS; ++m) multiply_add(sums[m][j], a[1][m], b.z, b.w);
+        }
+    }
+}
+
+// Products of an item of G groups of 8 rows. here: its first stage. Each stage's copies are for one STAGES -
+// 1 later, whose place is the one before.
+template <int G>
+__device__ __forceinline__ void multiply(Loader& loader, u32& here, Sums<G>& sums, const Item& item) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const u32 first = loader.shared, end = first + STAGES * STAGE_BYTES;
+    const u32 of_weights = warp * (WARP_ROWS * 64) + lane * 16;
+    const u32 of_rows = WEIGHT_BYTES + SCALE_BYTES + place_of_row(lane / 4, 4 * (lane % 4));
+    const Scales of(loader.given, item);
+    // half of the warps copy later: of two warps of a scheduler one multiplies while the other copies or
+    // decodes
+    const bool early = warp < WARPS / 2;
+    const auto fill = [&](bool now) {
+        if (now) loader.fill((here == first ? end : here) - STAGE_BYTES);
+    };
+    clear<G>(sums);
+    const int steps = (of.groups + 3) / 4;
+    int c = 0;
+    while (c < steps) {
+        if (loader.group >= loader.groups) {
+            loader.prepare();
+            __syncwarp();  // mma needs all lanes
+        }
+        // none of them begins another item
+        const int last = min(steps, c + (loader.groups - loader.group + 3) / 4);
+#pragma unroll 1
+        do {
+            fill(early);
+            u32 scales[PRODUCTS][2], factors[PRODUCTS][2], any = 0;
+            of.load(scales, dynamic_memory() + (here - first), c);
 #pragma unroll
             for (int m = 0; m < PRODUCTS; ++m)
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
-                    u32 pairs[4];
-                    place_neighbours(pairs, i ? words[m][h].y : words[m][h].x);
-                    const Factor by = Factor::of<true>(scales[m][h]);
-                    scale_pairs<false>(pairs, by);
-                    if (large) enlarge_pairs(pairs, by);
-#pragma unroll
-                    for (int j = 0; j < 4; ++j) a[j / 2][m][j % 2 * 2 + h] = pairs[j];
+                    any |= scales[m][h];
+                    factors[m][h] = Factor::of<false>(scales[m][h]).factor;
                 }
-            multiply_fragments<G>(
-                sums, a, rows + place_of_row(g, 4 * t + 2 * pair + i),
-                [&](int part, int parts) { loader.fill(free, pair, part + i * parts, 2 * parts); });
-        }
+            if (!__any_sync(~0u, is_large(any))) {
+                multiply_stage<G>(sums, here + of_weights, here + of_rows, factors,
+                                  [&] { fill(STAGES == 2 && !early); });
+            } else {
+                fill(STAGES == 2 && !early);
+                multiply_large<G>(sums, here + of_weights, here + of_rows, scales);
+            }
+            fill(STAGES > 2 && !early);
+            loader.publish();
+            copies_wait<STAGES - 2>();
+            __syncthreads();  // the next stage has landed, and no warp reads this one any more
+            here = here + STAGE_BYTES == end ? first : here + STAGE_BYTES;
+        } while (++c < last);
     }
-}
-
-// Products of an item of G groups of 8 rows. here: offset of its first stage. done: a tile of whose
-// activations the item before made a part, or -1. Each stage's copies are for one STAGES - 1 later, whose
-// place is the one before.
-template <int G>
-__device__ __forceinline__ void multiply(Loader& loader, u32& here, int done, Sums<G>& sums,
-                                         const Item& item) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const Scales of(loader.given, item);
-    const int chunks = (32 * of.groups + CHUNK - 1) / CHUNK;
-    clear<G>(sums);
-#pragma unroll 1
-    for (int c = 0; c < chunks; ++c) {
-        copies_wait<STAGES - 2>();
-        __syncthreads();  // this stage has landed, and no warp reads the one before any more
-        if (done >= 0) {
-            // at the barrier all activations of the previous item were written
-            loader.made(done);
-            done = -1;
-        }
-        if (loader.group >= loader.groups) loader.prepare();
-        const u32 free = (here == 0 ? STAGES * STAGE_BYTES : here) - STAGE_BYTES;
-        __syncwarp();  // mma needs all lanes
-        const unsigned char* stage = dynamic_memory() + here;
-        const unsigned char* weights = stage + warp * (WARP_ROWS * 64) + lane * 16;
-        const unsigned char* rows = stage + WEIGHT_BYTES + SCALE_BYTES;
-        u32 scales[PRODUCTS][2], any = 0;
-        of.load(scales, stage, c);
-#pragma unroll
-        for (int m = 0; m < PRODUCTS; ++m)
-#pragma unroll
-            for (int h = 0; h < 2; ++h) any |= scales[m][h];
-        multiply_chunk<G>(sums, weights, rows, scales, __any_sync(~0u, is_large(any)), loader, free);
-        loader.step();
-        loader.publish();
-        here = here + STAGE_BYTES == STAGES * STAGE_BYTES ? 0 : here + STAGE_BYTES;
-    }
-}
-
-// Two words of two products, transposed: four channels in a row of one row of the tile.
-__device__ __forceinline__ void store(u16* to, bool valid, u32 a, u32 b) {
-    const uint2 words = make_uint2(transposed(a), transposed(b));
-    if (valid) *reinterpret_cast<uint2*>(to) = words;
 }
 
 template <int G>
@@ -324,15 +347,15 @@ __device__ __forceinline__ constexpr int after(int groups) { return groups + (2 
 
 // With the fewest groups that hold the rows of the item.
 template <int G>
-__device__ __forceinline__ void run(Loader& loader, u32& here, int done, const Item& item) {
+__device__ __forceinline__ void run(Loader& loader, u32& here, const Item& item) {
     if constexpr (G < GROUPS) {
         if (item.of.rows > 8 * G) {
-            run<after(G)>(loader, here, done, item);
+            run<after(G)>(loader, here, item);
             return;
         }
     }
     Sums<G> sums;
-    multiply<G>(loader, here, done, sums, item);
+    multiply<G>(loader, here, sums, item);
     write<G>(sums, item, loader.given);
 }
 
@@ -342,8 +365,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                const unsigned char* down_scales, const u16* down_biases, const float* down_biases32,
                const u16* hidden, const int* row_tokens, Tile* tiles, int* num_tiles, u16* act, u16* out,
                int H, int I, int row_step, int up_rows) {
-    int* index = reinterpret_cast<int*>(dynamic_memory() + STAGES * STAGE_BYTES);
-    Item* items = reinterpret_cast<Item*>(index + ROW_PASSES * THREADS);
+    int* of_rows = reinterpret_cast<int*>(dynamic_memory() + STAGES * STAGE_BYTES);
+    Item* items = reinterpret_cast<Item*>(of_rows + ROW_PASSES * THREADS);
     wait_for_predecessor();
     let_successor_start();
 
@@ -364,13 +387,19 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                     I,
                     row_step,
                     up_rows};
-    Loader loader(work, given, items, index + threadIdx.x, shared_address(dynamic_memory()));
+    Loader loader(work, given, items, of_rows + threadIdx.x, shared_address(dynamic_memory()));
     u32 here;  // offset of the stage of an item's first step
     each_item<SLOTS>(
         loader, items,
         [&](int) {
-            here = 0;
+            here = loader.shared;
             loader.start();
         },
-        [&](int, const Item& item, int done) { run<FEWEST>(loader, here, done, item); });
+        [&](int, const Item& item, int done) {
+            if (done >= 0) {
+                __syncthreads();  // all activations of the previous item are written
+                loader.made(done);
+            }
+            run<FEWEST>(loader, here, item);
+        });
 }

@@ -120,8 +120,9 @@ AnyTile = NarrowTile | WideTile | ManyTile
 _TILES: tuple[tuple[float, AnyTile], ...] = (
     (5, NarrowTile(4, 8, 2, 3)),
     (12, WideTile(4, 1, 16, 3, blocks=2, read_once=True)),
-    (48, WideTile(4, 1, 48, 3, blocks=2, read_once=True)),
-    (float("inf"), ManyTile(8, 128, 2)),
+    (48, ManyTile(8, 64, 3)),
+    (80, ManyTile(8, 96, 3)),
+    (float("inf"), ManyTile(8, 128, 3)),
     (float("inf"), ManyTile(8, 96, 2)),  # fits every architecture
 )
 
