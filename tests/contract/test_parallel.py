@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-import warnings
-from collections.abc import Callable
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,46 +14,17 @@ import torch.distributed as dist
 
 import ascend_stand_in
 from host_waits import HostWaits
+from parallel_layers import EXCHANGES, MOST, TOKENS, E, H, I, K, experts_of_all, inputs, placement_of
 from ttnn_moe import Experts, Placement, Problem, Routing, moe, registry
 from ttnn_moe.ascend import run
 from ttnn_moe.errors import BackendUnavailable, ContractError
 from ttnn_moe.parallel import ExpertParallel
-from ttnn_moe.parallel.exchanges import AllGather, Topology, agreement, hierarchical
 from ttnn_moe.parallel.exchanges.all_to_all import AllToAll
 from ttnn_moe.parallel.exchanges.first_call import ExchangeWarning, FirstCall
-from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
 from ttnn_moe.parallel.hierarchical import Nodes, tree_sum
-from ttnn_moe.reference import ReferenceBackend
 
-E, K, H, I, MOST = 8, 3, 64, 32, 16
-# what each rank has: the last ends with tokens that name no expert, and some names come twice
-TOKENS = {2: (16, 0), 4: (5, 16, 0, 1)}
-EXCHANGES = ("all_to_all", "all_gather", "dispatch_combine", "hierarchical")
 # what waits for the device in a call, by the exchange: the host reads the sizes of all_to_all's messages
 WAITS = {"all_to_all": ["tolist"], "all_gather": [], "dispatch_combine": []}
-
-
-def inputs(rank: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    g = torch.Generator().manual_seed(100 + rank)
-    ids = torch.randint(-1, E + 1, (tokens, K), generator=g, dtype=torch.int32)  # -1 and E are no expert
-    hidden = torch.randn(tokens, H, generator=g).bfloat16()
-    if tokens > 3:
-        ids[0], ids[1], ids[2] = torch.tensor([4, 1, 4]), 7, -1
-        hidden[2, 0] = float("nan")  # in a token that has no expert: its output is zero
-        hidden[3, 0], ids[3, 0] = float("inf"), 5  # in one that has: it stays there
-    return hidden, ids, torch.rand(tokens, K, generator=g)
-
-
-def experts_of_all() -> Experts:
-    g = torch.Generator().manual_seed(9)
-    gate_up = (torch.randn(E, 2 * I, H, generator=g) * H**-0.5).bfloat16()
-    return Experts.dense(gate_up, (torch.randn(E, H, I, generator=g) * I**-0.5).bfloat16())
-
-
-def placement_of(size: int, rank: int | None = None) -> Placement:
-    """Not contiguous: experts are dealt out, in descending order on odd devices."""
-    rows = [list(range(d, E, size))[:: -1 if d % 2 else 1] for d in range(size)]
-    return Placement.from_mapping(rows, rank)
 
 
 def true_tokens(rank: int, tokens: int) -> int:
@@ -263,178 +231,3 @@ def in_halves(rank: int, folder: str) -> None:
 def test_two_groups_of_one_world(tmp_path: Path) -> None:
     torch.multiprocessing.start_processes(in_halves, (str(tmp_path),), nprocs=4, start_method="fork")
     assert len(list(tmp_path.glob("rank*"))) == 4
-
-
-@pytest.fixture
-def alone(tmp_path: Path):
-    """A process group of this process only."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield placement_of(1, 0)
-    dist.destroy_process_group()
-
-
-class Runs:
-    """A Mover; what it runs, or why it cannot."""
-
-    def __init__(self, name: str, error: Exception | None):
-        self.name, self._error = name, error
-
-    def __call__(self, hidden: torch.Tensor, routing: Routing, experts: Experts) -> str:
-        if self._error is not None:
-            raise self._error
-        return f"by {self.name}"
-
-
-@pytest.mark.parametrize(
-    "errors, taken, made",
-    [
-        ([None, None], "a", "a"),
-        ([RuntimeError("of a"), TypeError("of b"), None], "c", "abc"),
-        ([RuntimeError("of a"), RuntimeError("of b")], RuntimeError("of b"), "ab"),  # nothing else is left
-        ([ContractError("of a"), None], ContractError("of a"), "a"),  # what breaks the contract breaks it everywhere
-    ],
-)
-def test_the_first_call_takes_what_runs(
-    errors: list[Exception | None], taken: str | Exception, made: str, alone: Placement
-) -> None:
-    names: list[str] = []
-
-    def maker(name: str, error: Exception | None) -> Runs:
-        names.append(name)
-        return Runs(name, error)
-
-    exchange = FirstCall([partial(maker, *one) for one in zip("abc", errors, strict=False)], None)  # type: ignore[arg-type]
-    hidden, ids, weights = inputs(0, MOST)
-    call = hidden, Routing.from_topk(ids, weights, E), experts_of_all()
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        if isinstance(taken, Exception):
-            with pytest.raises(type(taken), match=str(taken)):
-                exchange(*call)
-        else:
-            assert [exchange(*call) for _ in range(2)] == [f"by {taken}"] * 2
-    assert "".join(names) == made and exchange.name == made[-1] and len(warned) == len(made) - 1
-
-
-ALONE = Problem(MOST, E, K, H, I, torch.bfloat16)
-
-
-def test_without_a_process_group() -> None:
-    with pytest.raises(ContractError, match="torch.distributed is not started.*init_process_group"):
-        ExpertParallel(ALONE, experts_of_all(), placement_of(1, 0))
-
-
-@pytest.mark.parametrize("mine, others, ordered", [("strict", True, False), ("", True, True), ("true", False, True)])
-def test_the_library_adds_where_every_rank_fixes_its_order(
-    mine: str, others: bool, ordered: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HCCL_DETERMINISTIC", mine)
-    monkeypatch.setattr(agreement, "gather", lambda asked, group: [asked, others, others, others])
-    assert AllGather.of(ALONE, Topology(placement_of(4, 0), ReferenceBackend())).ordered == ordered
-
-
-def test_the_hierarchical_exchange_of_cpus_carries_no_fp16() -> None:
-    def why_not(wire: torch.dtype) -> str | None:
-        problem = Problem(MOST, E, K, H, I, torch.float16, D=2)
-        topology = Topology(placement_of(2, 0), ReferenceBackend(), wire=wire)
-        return hierarchical.SharedMemoryExchange.why_not(problem, topology)
-
-    assert "to fix it: wire=torch.float32" in str(why_not(torch.float16))
-    assert "float32" not in str(why_not(torch.float32))
-
-
-def test_layers_share_rings_where_their_experts_lie_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rings know which rank holds an expert."""
-    world = type("World", (), {})()
-    monkeypatch.setattr(hierarchical, "world_of", lambda group: world)
-    monkeypatch.setattr(hierarchical, "_attach", lambda *_: None)
-    monkeypatch.setattr(hierarchical, "Group", lambda *_: object())
-    dealt, halves = placement_of(2, 0), Placement.uniform(E, 2, 0)
-    one = Topology(dealt, ReferenceBackend())
-    sizes = hierarchical.sizes_of(ALONE, one)
-    made = hierarchical._group_of(sizes, one)
-    assert hierarchical._group_of(sizes, replace(one, placement=placement_of(2, 0))) is made
-    for other in (replace(one, placement=halves), replace(one, timeout=1.0)):
-        assert hierarchical._group_of(sizes, other) is not made
-
-
-def test_what_does_not_fit_is_refused(alone: Placement) -> None:
-    experts = experts_of_all()
-    with pytest.raises(ContractError, match="not that of this process group.*D=2.*expected D=1"):
-        ExpertParallel(ALONE, experts.for_device(placement_of(2, 0)), placement_of(2, 0))
-    with pytest.raises(ContractError, match="experts do not fit the problem"):
-        ExpertParallel(replace(ALONE, H=32), experts, alone)
-    with pytest.raises(ContractError, match="placement is for another number of experts"):
-        ExpertParallel(replace(ALONE, E=16), experts, alone)
-    with pytest.raises(ContractError, match="experts have another dtype"):
-        ExpertParallel(replace(ALONE, dtype=torch.float16, out_dtype=torch.float16), experts, alone)
-    with pytest.raises(ContractError, match="unknown exchange"):
-        ExpertParallel(ALONE, experts, alone, exchange="pigeon")
-    with pytest.raises(ContractError, match="wire"):
-        ExpertParallel(ALONE, experts, alone, wire=torch.float16)
-    for timeout in (0, -1.0, float("nan"), float("inf"), None, "30"):
-        with pytest.raises(ContractError, match="timeout is no time to wait"):
-            ExpertParallel(ALONE, experts, alone, timeout=timeout)  # type: ignore[arg-type]
-    wrong: list[tuple[dict[str, Any], str]] = [
-        ({"problem": "x"}, "no Problem; got 'x'"),
-        ({"experts": None}, "no Experts; got None"),
-        ({"placement": None}, "placement is no Placement; got None"),
-        ({"group": "x"}, "group is no process group of this process; got 'x'"),
-        ({"nodes": (1, 1)}, r"nodes is no Nodes; got \(1, 1\)"),
-        ({"backend": ["reference"]}, "backend is no name"),
-        ({"exchange": ["all_to_all"]}, "unknown exchange"),
-    ]
-    for change, match in wrong:
-        with pytest.raises(ContractError, match=match):
-            ExpertParallel(**{"problem": ALONE, "experts": experts, "placement": alone, **change})
-    with pytest.raises(BackendUnavailable, match="no exchange of its own"):
-        ExpertParallel(ALONE, experts, alone, backend="reference", exchange="dispatch_combine")
-    with pytest.raises(ContractError, match="divisible"):
-        Placement.uniform(E, 3)
-
-
-CALLS: dict[str, Callable[[dict[str, torch.Tensor]], object]] = {
-    "hidden does not fit": lambda a: a.update(hidden=a["hidden"].float()),
-    "hidden does not fit the prepared problem": lambda a: a.update(hidden=a["hidden"][:, :32]),
-    "on another device": lambda a: a.update(hidden=a["hidden"].to("meta")),
-    "topk_ids has the wrong dtype": lambda a: a.update(topk_ids=a["topk_ids"].float()),
-    "different devices": lambda a: a.update(topk_weights=a["topk_weights"].to("meta")),
-    "num_tokens has the wrong form": lambda a: a.update(num_tokens=torch.ones(2, dtype=torch.int32)),
-    "larger than the prepared problem": lambda a: a.update(
-        (name, torch.cat([tensor, tensor])) for name, tensor in list(a.items())
-    ),
-    "out has the wrong dtype": lambda a: a.update(out=torch.empty(MOST, H, dtype=torch.float16)),
-}
-
-
-@pytest.mark.parametrize("words", CALLS)
-def test_a_call_that_does_not_fit_is_refused(alone: Placement, words: str) -> None:
-    layer = ExpertParallel(ALONE, experts_of_all(), alone, backend="reference")
-    hidden, ids, weights = inputs(0, MOST)
-    arguments = {"hidden": hidden, "topk_ids": ids, "topk_weights": weights}
-    CALLS[words](arguments)
-    with pytest.raises(ContractError, match=words):
-        layer(**arguments)
-
-
-def test_one_process_is_the_whole_layer(alone: Placement) -> None:
-    hidden, ids, weights = inputs(0, MOST)
-    layer = ExpertParallel(ALONE, experts_of_all(), alone, backend="reference")
-    want = moe(hidden, Routing.from_topk(ids, weights, E), experts_of_all(), backend="reference")
-    torch.testing.assert_close(layer(hidden, ids, weights), want, equal_nan=True)
-
-
-def test_an_id_of_64_bits_does_not_wrap_around() -> None:
-    """The kernels take int32, in which 2^32 + 1 would be expert 1."""
-
-    class Channel:
-        def dispatch(self, hidden: torch.Tensor, ids: torch.Tensor, *_: object) -> None:
-            raise InterruptedError(str(ids.tolist()))
-
-    exchange = PeerMemoryExchange.__new__(PeerMemoryExchange)
-    exchange._channel = exchange._local = Channel()  # type: ignore[assignment]
-    exchange._counts = torch.arange(2, dtype=torch.int32)[:, None]
-    hidden, weights = torch.ones(1, H), torch.ones(1, 3)
-    routing = Routing.from_topk(torch.tensor([[0, 2**32 + 1, E]]), weights, E)
-    with pytest.raises(InterruptedError, match=r"\[\[0, -1, -1\]\]"):
-        exchange.into(hidden, routing, experts_of_all(), torch.empty_like(hidden), False)
