@@ -163,6 +163,9 @@ class Alone:
     def combine(self, out: torch.Tensor, *_: object) -> None:
         out.zero_()
 
+    def seen(self) -> None:
+        pass
+
 
 def first_call_of(ranks: Ranks, fails: int) -> torch.Tensor:
     """A layer, and its first call; this rank has no memory for the scratch of its experts."""

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
-from threading import Lock
-from weakref import WeakKeyDictionary
-
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -20,16 +16,12 @@ from ..placement import check_placement
 from ..visible import shown
 from . import exchanges
 from .exchanges import Topology
-from .exchanges.exchange import world_of
+from .exchanges.exchange import calls_of, captures
 from .exchanges.hierarchical import Hierarchical
 from .exchanges.peer_memory import PeerMemoryExchange
-from .hierarchical import Nodes
+from .hierarchical import Nodes, PeerStopped
 
 NAMES = (exchanges.AUTO, *(kind.name for kind in exchanges.EXCHANGES))
-
-
-_TURNS: MutableMapping[dist.ProcessGroup, Lock] = WeakKeyDictionary()
-"""Held during a call by a layer of the group."""
 
 
 class ExpertParallel(Prepared):
@@ -55,6 +47,9 @@ class ExpertParallel(Prepared):
             process; hierarchical: one a hop, bf16). dispatch_combine has no choice.
         nodes: of "hierarchical", R_inter x R_intra ranks; default: as few nodes as D allows.
         timeout: of "hierarchical", seconds without progress after which all ranks raise PeerStopped; above 0.
+
+    Where a call fails within a process, its error passes, and no later call sends a token: each raises RankStopped or
+    PeerStopped, on all processes. See docs/expert_parallel.md, "A rank that fails and goes on".
 
     Attributes:
         kernels: the exchange, if kernels of the GPU make it. Then a call waits for nothing, and `kernels.check` says
@@ -95,7 +90,7 @@ class ExpertParallel(Prepared):
         super().__init__(api.described(problem, experts, placement), experts, placement)
         self.distinct = is_distinct(ids)
         self._local = Problem.of(placement.D * problem.T, problem.K, experts, problem.dtype, wire)
-        self._experts, self._turn = experts, _TURNS.setdefault(world_of(group), Lock())
+        self._experts, self._calls, self._rank = experts, calls_of(group), placement.rank or 0
         local = Problem.of(1, problem.K, experts, problem.dtype)
         runs = registry.choose(local, backend)
         self._runs = runs
@@ -130,19 +125,31 @@ class ExpertParallel(Prepared):
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if self._check_promise is not None:
             self._check_promise(routing)
-        if not self._turn.acquire(blocking=False):
+        calls, kernels = self._calls, self.kernels
+        if not calls.turn.acquire(blocking=False):
             raise ContractError(
                 "two threads call one process group at once, and processes must agree on the order of calls",
                 remedy="let one thread of each process make the calls",
             )
         try:
-            kernels = self.kernels
+            if kernels is not None or not calls.tells:
+                calls.check()
+            if kernels is not None:
+                kernels.check()
             if kernels is not None and out.dtype == hidden.dtype and out.is_contiguous() and out.data_ptr() % 16 == 0:
                 kernels.into(hidden, routing, self._experts, out, accumulate)
             else:
                 store(self.exchange(hidden, routing, self._experts), out, accumulate, routing.num_tokens)
+            if kernels is not None:
+                kernels.look_at_times()
+        except PeerStopped:  # the transport remembers it
+            raise
+        except BaseException as error:
+            if kernels.sends if kernels is not None else not captures(self.device):
+                calls.fail(error, self._rank)
+            raise
         finally:
-            self._turn.release()
+            calls.turn.release()
 
 
 def _check_group(placement: Placement, group: dist.ProcessGroup | None) -> None:

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 from ...errors import BackendUnavailable
 from ..compare import compare
+from ..stopped import RankStopped
 
 _MACHINES: weakref.WeakKeyDictionary[dist.ProcessGroup, list[Any]] = weakref.WeakKeyDictionary()
 
@@ -69,8 +70,23 @@ def all_or_none(group: dist.ProcessGroup | None, what: str, remedy: str) -> Iter
         raise BackendUnavailable(what, details=failed, remedy=remedy) from failure
 
 
-def all_succeeded(mine: bool, device: torch.device, group: dist.ProcessGroup | None) -> bool:
-    """Whether all processes did; waits for them."""
-    flag = torch.tensor([mine], dtype=torch.int32, device=device)
-    dist.all_reduce(flag, dist.ReduceOp.MIN, group=group)
-    return bool(flag)
+def least(mine: int, device: torch.device, group: dist.ProcessGroup | None) -> int:
+    """The least number of any process; waits for them."""
+    number = torch.tensor([mine], dtype=torch.int32, device=device)
+    dist.all_reduce(number, dist.ReduceOp.MIN, group=group)
+    return int(number)
+
+
+def stopped_by(mine: Exception | None, group: dist.ProcessGroup | None) -> Exception:
+    """The error of a call that one process or more cannot finish: its own, or RankStopped that names the first.
+
+    All processes know that they end this call, and call together. None: this process could go on.
+    """
+    said = None
+    if mine is not None:
+        said = (mine.peer, mine.why) if isinstance(mine, RankStopped) else (None, f"{type(mine).__name__}: {mine}")
+    every = gather(said, group)
+    if mine is not None:
+        return mine
+    rank, (peer, why) = next((rank, one) for rank, one in enumerate(every) if one is not None)
+    return RankStopped(rank if peer is None else peer, dist.get_rank(group), why)

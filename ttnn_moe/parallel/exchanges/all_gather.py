@@ -11,7 +11,7 @@ from torch import Tensor
 from ... import api
 from ...contract import Experts, Placement, Problem, Routing
 from . import agreement
-from .exchange import Topology
+from .exchange import Topology, calls_of
 
 DETERMINISTIC = "HCCL_DETERMINISTIC"
 # the sorted rows of all tokens, which the experts of a process read; past this all_to_all takes less memory
@@ -31,6 +31,8 @@ class AllGather:
     The sum over processes is fp32 in ascending rank by default: parts travel by all_to_all_single and are added here.
     Where the library's order is fixed (two processes, or HCCL_DETERMINISTIC=true or strict on all), its ReduceScatter
     adds.
+
+    A process whose own work fails takes part in this call and in later ones, sends NaN, and raises.
 
     Args:
         tokens: the most of any process. wire: dtype of the sums that travel.
@@ -74,20 +76,38 @@ class AllGather:
         T, K, H, most = routing.T, routing.K, hidden.shape[1], self.tokens
         if most == 0:
             return hidden.new_zeros(0, H, dtype=torch.float32)
-        # ids and weights in one message; E where there is no expert, also past num_tokens and past T
-        pairs = torch.cat([routing.ids_or(routing.E), routing.topk_weights.view(torch.int32)], 1)
-        if T < most:
-            pairs = torch.cat([pairs, pairs.new_full((most - T, 2 * K), routing.E)])
-            padded = hidden.new_empty(most, H)
-            padded[:T] = hidden
-            hidden = padded
-        rows, pairs = self._of_all(hidden), self._of_all(pairs)
-        ids, weights = pairs[:, :K], pairs[:, K:].contiguous().view(torch.float32)
-        table = self._placement.local_table(None, ids.device)
-        local = table.index_select(0, ids.flatten()).view(ids.shape)
+        calls = calls_of(self._group)
+        own = calls.own()
+
+        def padded() -> tuple[Tensor, Tensor]:
+            # ids and weights in one message; E where there is no expert, also past num_tokens and past T
+            pairs = torch.cat([routing.ids_or(routing.E), routing.topk_weights.view(torch.int32)], 1)
+            if T == most:
+                return hidden, pairs
+            rows = hidden.new_empty(most, H)
+            rows[:T] = hidden
+            return rows, torch.cat([pairs, pairs.new_full((most - T, 2 * K), routing.E)])
+
+        def none() -> tuple[Tensor, Tensor]:
+            return hidden.new_zeros(most, H), routing.topk_ids.new_full((most, 2 * K), routing.E, dtype=torch.int32)
+
+        def run() -> None:
+            ids, weights = pairs[:, :K], pairs[:, K:].contiguous().view(torch.float32)
+            table = self._placement.local_table(None, ids.device)
+            local = table.index_select(0, ids.flatten()).view(ids.shape)
+            api.moe(rows, Routing.from_topk(local, weights, experts.E), experts, out=sums, backend=self._backend)
+
+        rows, pairs = own.do(padded, none)
+        rows, pairs = self._of_all(rows), self._of_all(pairs)
         sums = rows.new_empty(len(rows), H, dtype=self._wire)
-        api.moe(rows, Routing.from_topk(local, weights, experts.E), experts, out=sums, backend=self._backend)
-        return self._sum(sums)[:T]
+        own.do(run, lambda: None)
+        if own.failure is not None:
+            sums.fill_(torch.nan)
+        total = self._sum(sums)
+        if own.failure is not None:
+            calls.tells = True
+            raise own.failure
+        return total[:T]
 
     def _of_all(self, tensor: Tensor) -> Tensor:
         """[D * tokens, ...]: the tensor of each process, in ascending rank."""

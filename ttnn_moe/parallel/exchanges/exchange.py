@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Callable, MutableMapping
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Protocol, TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ...accelerator import is_accelerator, module_of
 from ...backend import Backend
 from ...contract import Experts, Placement, Problem, Routing
 from ..hierarchical import Nodes
+from ..stopped import RankStopped, of_a_collective
+
+V = TypeVar("V")
 
 
 @dataclass(frozen=True)
@@ -40,6 +47,74 @@ def world_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
     found = group or dist.group.WORLD
     assert found is not None, "torch.distributed is not started"
     return found
+
+
+@dataclass
+class Calls:
+    """What this rank's layers of one process group share.
+
+    A rank whose call failed may be a call apart from the others: its next message would meet another one of theirs. So
+    it sends no token any more.
+
+    Attributes:
+        turn: held during a call.
+        failure: why this rank's calls fail from now on.
+        tells: the call that failed left no message of the others waiting, and the next one can tell them.
+    """
+
+    turn: Lock = field(default_factory=Lock)
+    failure: RankStopped | None = None
+    tells: bool = False
+
+    def check(self) -> None:
+        """Raise RankStopped if this rank's calls fail."""
+        if self.failure is not None:
+            raise self.failure.again()
+
+    def own(self) -> Own:
+        """Of a call that takes part even where this rank's calls fail."""
+        return Own(self.failure and self.failure.again())
+
+    def fail(self, error: BaseException, rank: int) -> None:
+        """This error ended a call of this rank."""
+        if self.failure is None and isinstance(error, RankStopped):
+            self.failure = error.again()
+        elif self.failure is None:
+            peer = -1 if of_a_collective(error) and not self.tells else rank
+            self.failure = RankStopped(peer, rank, f"{type(error).__name__}: {error}")
+
+
+_CALLS: MutableMapping[dist.ProcessGroup, Calls] = WeakKeyDictionary()
+
+
+def calls_of(group: dist.ProcessGroup | None) -> Calls:
+    """Those of this rank in the group."""
+    found = group or dist.group.WORLD
+    return Calls() if found is None else _CALLS.setdefault(found, Calls())
+
+
+def captures(device: torch.device) -> bool:
+    """Whether the device's current stream captures a graph, so that what is launched does not run."""
+    return is_accelerator(device) and module_of(device).is_current_stream_capturing()
+
+
+class Own:
+    """This rank's own work in one call. The other ranks wait for it in the collectives between.
+
+    Where it fails, the rank takes part in the rest of the call with what stands in, and raises `failure` at its end.
+    """
+
+    def __init__(self, failure: Exception | None = None):
+        self.failure = failure
+
+    def do(self, work: Callable[[], V], instead: Callable[[], V]) -> V:
+        """What work makes; what stands in for it, if it or some work before it failed."""
+        if self.failure is None:
+            try:
+                return work()
+            except Exception as error:
+                self.failure = error
+        return instead()
 
 
 class Mover(Protocol):

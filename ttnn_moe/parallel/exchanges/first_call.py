@@ -11,10 +11,12 @@ from torch import Tensor
 from ...contract import Experts, Routing
 from ...errors import ContractError
 from . import agreement
-from .exchange import Mover
+from .exchange import Mover, calls_of
 
 # what an operator raises that this torch_npu, CANN or library does not run, or takes other arguments for
 FAILURES = (RuntimeError, TypeError, ValueError)
+OVER, NEXT, FINE = range(3)
+"""What a process says of its first call: no exchange would help it; the next one may; it succeeded."""
 
 
 class ExchangeWarning(UserWarning):
@@ -24,8 +26,9 @@ class ExchangeWarning(UserWarning):
 class FirstCall:
     """A Mover: the first of several whose first call succeeds on every process.
 
-    A failure on one process makes all of them take the next one, with one warning. From the second call on this adds
-    no work. The first call waits for the device, so that it must not be captured in a graph.
+    A failure on one process makes all of them take the next one, with one warning. What no exchange would help, such as
+    a lack of memory, ends the call on all of them. From the second call on this adds no work. The first call waits for
+    the device, so that it must not be captured in a graph.
 
     Args:
         makers: each makes an exchange, the preferred one first; the last is taken as it is.
@@ -43,14 +46,17 @@ class FirstCall:
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         while not self._proven:
-            out, failure = None, None
+            out, failure, mine = None, None, FINE
             try:
                 out = self._exchange(hidden, routing, experts)
-            except ContractError:
-                raise
-            except FAILURES as error:
+            except Exception as error:  # every one: the other processes wait for what this one says
                 failure = error
-            if agreement.all_succeeded(failure is None, hidden.device, self._group):
+                mine = OVER if isinstance(error, ContractError) or not isinstance(error, FAILURES) else NEXT
+            least = agreement.least(mine, hidden.device, self._group)
+            calls_of(self._group).tells = False
+            if least == OVER:
+                raise agreement.stopped_by(failure, self._group)
+            if least == FINE:
                 assert out is not None
                 self._proven, self._makers = True, []
                 return out

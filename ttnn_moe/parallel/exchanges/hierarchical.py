@@ -24,7 +24,7 @@ from ..hierarchical import Group, Nodes, Shape, Sizes
 from ..hierarchical.nodes import MOST
 from ..hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
 from . import agreement
-from .exchange import Exchange, Mover, Topology, world_of
+from .exchange import Exchange, Mover, Topology, calls_of, world_of
 from .npu import DispatchCombine
 from .peer_memory import PeerMemoryExchange
 
@@ -40,7 +40,7 @@ class SharedMemoryExchange:
     name = "shared_memory"
 
     def __init__(self, group: Group, topology: Topology):
-        self.group, self._backend = group, topology.backend.name
+        self.group, self._backend, self._calls = group, topology.backend.name, calls_of(topology.group)
 
     @classmethod
     def why_not(cls, problem: Problem, topology: Topology) -> str | None:
@@ -65,6 +65,8 @@ class SharedMemoryExchange:
         return cls(_group_of(sizes_of(problem, topology), topology), topology)
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
+        if self._calls.failure is not None:
+            self.group.leave()  # it failed in another layer; the others learn it here
         sent = self.group.dispatch(hidden, routing.ids, routing.topk_weights)
         rows = sent.rows.new_empty(sent.rows.shape, dtype=torch.float32)
         here = Routing.from_topk(sent.ids, sent.weights, experts.E)
@@ -72,6 +74,7 @@ class SharedMemoryExchange:
             api.moe(sent.rows, here, experts, out=rows, backend=self._backend)
         except BaseException:
             self.group.leave()  # the others wait for these rows, and not for another dispatch
+            self._calls.tells = True
             raise
         return self.group.combine(rows, sent.meta)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from ...ascend import groups, operators, path
@@ -18,7 +19,7 @@ from ...backend import RunsOnNpu
 from ...contract import Experts, Placement, Problem, Routing
 from ...errors import BackendUnavailable
 from . import agreement
-from .exchange import Table, Topology
+from .exchange import Own, Table, Topology, calls_of
 from .npu_plan import REMEDY, Plan, plan
 
 
@@ -31,13 +32,15 @@ class DispatchCombine:
 
     name = "dispatch_combine"
 
-    def __init__(self, npu: Any, made: Plan, placement: Placement, group: str):
+    def __init__(
+        self, npu: Any, made: Plan, placement: Placement, group: str, processes: dist.ProcessGroup | None = None
+    ):
         if absent := operators.missing(npu, operators.EXCHANGE):
             raise BackendUnavailable(
                 f"this torch_npu has no {', '.join(absent)}", remedy=f"install a newer one, or {REMEDY}"
             )
         self.plan = made
-        self._npu, self._group = npu, group
+        self._npu, self._group, self._processes = npu, group, processes
         # where each global expert stands when experts are numbered device by device
         mapping = placement.device_expert_mapping.flatten()
         contiguous = torch.empty_like(mapping)
@@ -66,12 +69,13 @@ class DispatchCombine:
         assert isinstance(backend, RunsOnNpu)
         made = plan(problem, topology.placement, agreement.machines(backend, group))
         # to name a group is to make HCCL's buffers, which may fail: then no layer took a number of tokens
-        found = cls(backend.npu(), made, topology.placement, backend.group_name(group))
+        found = cls(backend.npu(), made, topology.placement, backend.group_name(group), group)
         groups.take_global_bs(group, made.global_bs)
         return found
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
-        T = routing.T
+        calls_of(self._processes).check()
+        own, T = Own(), routing.T
         if T == 0:  # the operators want a token: one that names no expert
             routing = Routing.from_topk(
                 routing.topk_ids.new_full((1, self.plan.K), -1),
@@ -91,10 +95,16 @@ class DispatchCombine:
         rows, _, assist, counts, recv, _, scales = self._npu.npu_moe_distribute_dispatch_v2(
             x=hidden, quant_mode=0, expert_token_nums_type=1, **common
         )
-        expert_out = path.experts(self._npu, rows, counts, path.weights(self._npu, experts))
+        # the other ranks wait in their combine
+        expert_out = own.do(
+            lambda: path.experts(self._npu, rows, counts, path.weights(self._npu, experts)),
+            lambda: torch.full_like(rows, torch.nan),
+        )
         out = self._npu.npu_moe_distribute_combine_v2(
             expand_x=expert_out, assist_info_for_combine=assist, ep_send_counts=recv, expand_scales=scales, **common
         )
+        if own.failure is not None:
+            raise own.failure
         if absent is not None:
             # zero times NaN is NaN: a token that names no expert at all has no part in what its row held
             out = out.masked_fill(absent.all(1, keepdim=True), 0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, MutableMapping
 from contextlib import contextmanager
 from dataclasses import fields
@@ -21,10 +22,12 @@ from ...errors import ContractError
 from ..hierarchical import Nodes, PeerStopped, Report
 from ..hierarchical.nodes import MOST
 from . import agreement, symmetric
-from .exchange import Topology, world_of
+from .exchange import Topology, captures, world_of
 
 SMS = 24
 """Multiprocessors of a launch."""
+LOOK = 0.1
+"""Seconds between two looks of eager calls at what the kernels report."""
 REMEDY = "leave more memory of each GPU free, or exchange='all_to_all'"
 
 
@@ -41,6 +44,7 @@ class PeerMemoryExchange:
         self._channel, self._backend, self._timeout = channel, topology.backend.name, topology.timeout
         self._rank, self._group, self._T = topology.placement.rank or 0, topology.group, problem.T
         self._local: Prepared | None = None
+        self._looked = time.monotonic()
 
     @classmethod
     def why_not(cls, problem: Problem, topology: Topology) -> str | None:
@@ -116,6 +120,13 @@ class PeerMemoryExchange:
         """Behind the calls so far, the GPU tells the host what `check` says; a CUDA graph can hold it."""
         self._channel.look()
 
+    def look_at_times(self) -> None:
+        """As look, once in LOOK seconds and outside captures: the next call raises where nobody asks `check`."""
+        now = time.monotonic()
+        if now - self._looked > LOOK and self.sends:
+            self._looked = now
+            self.look()
+
     def check(self) -> None:
         """Waits for nothing, and knows what the last `look` that is over saw.
 
@@ -125,6 +136,11 @@ class PeerMemoryExchange:
         found = self._channel.seen()
         if found is not None:
             raise PeerStopped(Report(*found), self._rank, self._timeout)
+
+    @property
+    def sends(self) -> bool:
+        """Whether a call now sends anything: neither alone nor in a capture."""
+        return not (self._channel.alone or captures(self._channel.expert_out.device))
 
     @contextmanager
     def alone(self) -> Iterator[None]:

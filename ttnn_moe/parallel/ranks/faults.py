@@ -10,26 +10,13 @@ from collections.abc import Callable
 from loguru import logger
 from torch.distributed import Store
 
-from ...errors import TtnnMoeError
+from ..stopped import RankStopped
 
 BEAT = 0.5
 """Seconds between two heartbeats of a rank."""
 PART = 4
 """A rank whose heartbeat is silent for timeout / PART counts as stopped: a loaded machine delays some."""
 _REPORT = "report"
-
-
-class RankStopped(TtnnMoeError, RuntimeError):
-    """A rank died, stalled or failed, and the ranks cannot go on. `peer` is its number."""
-
-    def __init__(self, peer: int, rank: int, why: str):
-        self.peer = peer
-        super().__init__(
-            f"rank {peer} stopped, and rank {rank} cannot go on without it",
-            got=why,
-            expected="all ranks take every step",
-            remedy=f"look at rank {peer}'s log first, then start all ranks again",
-        )
 
 
 class Faults:

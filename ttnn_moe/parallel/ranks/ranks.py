@@ -21,7 +21,8 @@ from ...visible import shown
 from ..compare import compare
 from ..exchanges.hierarchical import abandon
 from ..hierarchical.transport import PeerStopped
-from .faults import Faults, RankStopped
+from ..stopped import RankStopped, of_a_collective
+from .faults import Faults
 from .turns import Turns
 
 COLLECTIVES = {"cpu": "gloo", "cuda": "nccl", "npu": "hccl"}
@@ -59,7 +60,7 @@ class Ranks:
             self.compare({"ttnn_moe": __version__, "torch": torch.__version__, "ranks": str(size)})
             dist.init_process_group(backend, store=inner, rank=rank, world_size=size, timeout=within)
         except BaseException as error:
-            stopped = self._faults.stopped() if _of_a_collective(error) else None
+            stopped = self._faults.stopped() if of_a_collective(error) else None
             self._faults.end()  # the others would take this rank for one that lives
             if stopped is None:
                 raise
@@ -113,15 +114,21 @@ class Ranks:
         """
         try:
             yield
-        except RankStopped:
+        except RankStopped as error:
+            stopped = self._faults.wait() if error.peer < 0 else None
+            if error.peer == self.rank:
+                self._faults.end()
+                self._faults.report(self.rank, error.why)
             self._leave(failed=True)
-            raise
+            if stopped is None:
+                raise
+            raise stopped from error
         except PeerStopped as error:
             named = self._faults.report(error.report.peer, str(error))
             self._leave(failed=True)
             raise named from error
         except BaseException as error:
-            stopped = self._faults.wait() if _of_a_collective(error) else self._stopped_before(error)
+            stopped = self._faults.wait() if of_a_collective(error) else self._stopped_before(error)
             if stopped is None:
                 self._faults.end()  # its thread would find the report, and cut beside what follows
                 self._faults.report(self.rank, f"{type(error).__name__}: {error}")
@@ -165,11 +172,6 @@ class Ranks:
                 self._faults.cut_once()
             self.turns.settle()
             dist.destroy_process_group()
-
-
-def _of_a_collective(error: BaseException) -> bool:
-    """Whether a library of torch.distributed may have raised it: most of them raise plain RuntimeErrors."""
-    return type(error) is RuntimeError or isinstance(error, dist.DistError)
 
 
 def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:

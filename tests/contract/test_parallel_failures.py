@@ -1,0 +1,158 @@
+"""A rank whose own work fails within a call, and which goes on: what it and the others get, in this call and later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+import ascend_stand_in
+from model_ranks import by_ranks
+from ttnn_moe import Experts, Placement, Problem, Routing, registry
+from ttnn_moe.ascend import path
+from ttnn_moe.errors import TtnnMoeError
+from ttnn_moe.parallel import ExpertParallel, exchanges
+from ttnn_moe.parallel.exchanges import AllGather, AllToAll
+from ttnn_moe.parallel.ranks import Ranks, RankStopped
+from ttnn_moe.reference import ReferenceBackend
+
+TIMEOUT = 20.0
+NO_ROOM = MemoryError("no room")
+# what fails, by the work of a call: before the first message, between messages, in the experts
+WORK: dict[str, tuple[Any, str]] = {
+    "before": (Routing, "ids_or"),
+    "rows": (AllToAll, "_tokens"),
+    "experts": (ReferenceBackend, "moe"),
+    "npu experts": (path, "experts"),
+}
+
+
+def layer_of(rank: int, exchange: str) -> Callable[..., torch.Tensor]:
+    """Of two ranks; expert e multiplies by e + 1 and silu(1)."""
+    registry.register("ascend", ascend_stand_in.TARGET)
+    placement, I = Placement.uniform(4, 2, rank), 32
+    gate_up = torch.cat([torch.ones(2, I, 64), torch.ones(2, I, 64)], 1) / 64
+    down = torch.ones(2, 64, I) / I * (torch.arange(2) + 2 * rank + 1)[:, None, None]
+    on_npu = exchange == "dispatch_combine"
+    dtype = torch.bfloat16 if on_npu else torch.float32
+    problem = Problem(8, 4, 2, 64, I, dtype, D=2)
+    experts = Experts.dense(gate_up.to(dtype), down.to(dtype))
+    return ExpertParallel(problem, experts, placement, None, "ascend" if on_npu else "reference", exchange)
+
+
+def calls(ranks: Ranks, exchange: str, where: str, error: Exception, auto: bool = False) -> tuple[list[Any], float]:
+    """Three calls of a layer. In the first, this work fails on rank 0. What each call gave, and the seconds of all."""
+    owner, name = WORK[where]
+    works, failing = getattr(owner, name), [error] if ranks.rank == 0 else []
+
+    def work(*given: Any, **options: Any) -> Any:
+        if failing:
+            raise failing.pop()
+        return works(*given, **options)
+
+    if auto:
+        exchanges.automatic = lambda topology: (AllGather, AllToAll)
+    layer = layer_of(ranks.rank, exchange)
+    setattr(owner, name, work)
+    ids, said, begin = torch.tensor([[0, 2], [1, 3]]).int(), [], time.monotonic()
+    for _ in range(3):
+        try:
+            out = layer(torch.ones(2, 64, dtype=layer.problem.dtype), ids, torch.ones(2, 2))
+            values = out[:, 0] / torch.nn.functional.silu(torch.ones(()))
+            said.append("NaN" if out.isnan().all() else values.round().tolist())
+        except (TtnnMoeError, MemoryError, ValueError) as failed:
+            said.append((type(failed).__name__, getattr(failed, "peer", None), str(failed)))
+    seconds = time.monotonic() - begin
+    dist.barrier()  # what the ranks call besides is in step
+    return said, seconds
+
+
+RIGHT = [4.0, 6.0]
+STOPPED = ("RankStopped", 0)
+
+
+def short(said: list[Any]) -> list[Any]:
+    return [one[:2] if isinstance(one, tuple) else one for one in said]
+
+
+@pytest.mark.parametrize(
+    "exchange, where, other",
+    [
+        ("all_to_all", "before", [STOPPED] * 3),
+        ("all_to_all", "rows", ["NaN", STOPPED, STOPPED]),
+        ("all_to_all", "experts", ["NaN", STOPPED, STOPPED]),
+        ("all_gather", "before", ["NaN"] * 3),
+        ("all_gather", "experts", ["NaN"] * 3),
+    ],
+)
+def test_no_rank_waits_and_no_sum_is_wrong(exchange: str, where: str, other: list[Any], tmp_path: Path) -> None:
+    """Else messages of two calls would meet, whose sizes may even be the same."""
+    (own, one), (others, two) = by_ranks(calls, 2, tmp_path, exchange, where, NO_ROOM, timeout=TIMEOUT)
+    assert short(own) == [("MemoryError", None), STOPPED, STOPPED] and short(others) == other
+    for *_, text in [said for said in (*own, *others) if isinstance(said, tuple)]:
+        assert "no room" in text
+    for *_, text in [said for said in others if isinstance(said, tuple)]:
+        assert "MemoryError: no room" in text and "look at rank 0's log first" in text
+    assert max(one, two) < TIMEOUT / 2, "a rank waited for the timeout"
+
+
+def test_the_operators_of_npus_end_their_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others get NaN. This rank sends nothing more: they wait for it as for one that stopped."""
+    monkeypatch.setenv("HCCL_BUFFSIZE", "200")
+    own, others = by_ranks(npu_call, 2, tmp_path, timeout=TIMEOUT)
+    assert short(own) == [("MemoryError", None), STOPPED] and others == ["NaN"]
+
+
+def npu_call(ranks: Ranks) -> list[Any]:
+    experts, said = path.experts, []
+
+    def failing(*given: Any) -> Any:
+        if ranks.rank == 0:
+            raise NO_ROOM
+        return experts(*given)
+
+    path.experts = failing
+    layer = layer_of(ranks.rank, "dispatch_combine")
+    for _ in range(2 - ranks.rank):
+        try:
+            out = layer(torch.ones(2, 64).bfloat16(), torch.tensor([[0, 2], [1, 3]]).int(), torch.ones(2, 2))
+            said.append("NaN" if out.isnan().all() else "numbers")
+        except (MemoryError, RankStopped) as failed:
+            said.append((type(failed).__name__, getattr(failed, "peer", None), str(failed)))
+    return said
+
+
+def test_auto_takes_the_next_exchange_where_one_fails_between_its_messages(tmp_path: Path) -> None:
+    failing = ValueError("CANN takes no such argument")
+    for said, seconds in by_ranks(calls, 2, tmp_path, "auto", "experts", failing, True, timeout=TIMEOUT):
+        assert said == [RIGHT] * 3 and seconds < TIMEOUT / 2, said
+
+
+def test_all_ranks_stop_where_the_first_call_of_auto_fails_for_good(tmp_path: Path) -> None:
+    """The others wait for what a rank says of its first call, whatever failed."""
+    own, others = by_ranks(calls, 2, tmp_path, "auto", "experts", NO_ROOM, True, timeout=TIMEOUT)
+    assert short(own[0]) == [("MemoryError", None), STOPPED, STOPPED] and short(others[0]) == [STOPPED] * 3
+    assert "MemoryError: no room" in others[0][0][2] and max(own[1], others[1]) < TIMEOUT / 2
+
+
+def raises_later(ranks: Ranks, peer: int) -> None:
+    """Rank 0 raises what a layer raises after a call failed; rank 1 waits for it, or is the one that failed."""
+    if ranks.rank == 0:
+        raise RankStopped(peer, 0, "MemoryError: no room")
+    if peer < 0:
+        raise ValueError("of rank 1's own")
+    ranks.meet()
+
+
+@pytest.mark.parametrize("peer, reason", [(0, "MemoryError: no room"), (-1, "ValueError: of rank 1's own")])
+def test_all_ranks_learn_what_failed_first(peer: int, reason: str, tmp_path: Path) -> None:
+    """Else they would name a rank for its silence, or none."""
+    one, other = by_ranks(raises_later, 2, tmp_path, peer, timeout=TIMEOUT)
+    named, stopped = (other, 0) if peer == 0 else (one, 1)
+    assert (named.kind, named.peer) == ("RankStopped", stopped) and reason in named.text
+    assert one.kind == "RankStopped"
