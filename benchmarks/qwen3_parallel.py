@@ -16,7 +16,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -72,6 +72,20 @@ class Way:
 
     def check(self) -> None:
         self._now.check()
+
+    def step(self) -> AbstractContextManager[object]:
+        return self._now.step()
+
+    def fail(self, error: BaseException) -> None:
+        self._now.fail(error)
+
+    def captures(self) -> AbstractContextManager[object]:
+        return self._now.captures()
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        with self._now.alone():
+            yield
 
 
 def share(whole: Qwen3Moe, split: Split, sums: Way) -> TensorQwen3:

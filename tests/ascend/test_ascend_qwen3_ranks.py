@@ -15,7 +15,7 @@ from paths import TINY
 from ttnn_moe import registry
 from ttnn_moe.kv.npu_paged import NpuPagedCache
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, generate
-from ttnn_moe.models.qwen3.runtime import captured
+from ttnn_moe.models.qwen3.runtime import graphs
 from ttnn_moe.models.qwen3.runtime.graphs import NpuGraphs
 from ttnn_moe.models.qwen3.tiny import tasks
 from ttnn_moe.models.qwen3.tokenizer import Tokenizer
@@ -48,7 +48,7 @@ def process(rank: int, folder: str) -> None:
     torch.set_num_threads(1)
     os.environ["HCCL_BUFFSIZE"] = "400"
     registry.register("ascend", ascend_stand_in.TARGET)
-    captured.graphs_for = lambda device: NpuGraphs(Npu())
+    graphs.graphs_for = lambda device, alone: NpuGraphs(Npu(), alone)
     Qwen3Moe.why_not_captured = lambda self: None  # type: ignore[method-assign]
     for size in (4, 2):
         if rank < size:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from npu_graphs import Npu
 from qwen3_checkpoints import TINY, prompts
 from tiny_engines import collect, engine, tiny
 from ttnn_moe.kv.bucketed import allocation
@@ -20,7 +21,7 @@ from ttnn_moe.kv.step import PrefillStep
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, generate, load_model
 from ttnn_moe.models.qwen3.runtime import decode_graphs, graphs
 from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
-from ttnn_moe.models.qwen3.runtime.graphs import Again, DeviceGraphs
+from ttnn_moe.models.qwen3.runtime.graphs import Again, DeviceGraphs, NpuGraphs
 from ttnn_moe.models.qwen3.runtime.scheduler import Chunk, Scheduler
 
 
@@ -266,3 +267,25 @@ class Streams:
 
     def graph(self, graph: Any, pool: int, stream: Any) -> Any:
         return self.stream(stream)
+
+
+@pytest.mark.parametrize("kind", ["npu", "again"])
+def test_what_comes_before_a_capture_runs_alone(kind: str) -> None:
+    """Ranks that share a model send nothing there, so one that fails is no step apart."""
+    within, runs = [False], list[bool]()
+
+    @contextmanager
+    def alone() -> Iterator[None]:
+        within[0] = True
+        yield
+        within[0] = False
+
+    def run() -> torch.Tensor:
+        runs.append(within[0])
+        return torch.zeros(1)
+
+    captured = (NpuGraphs(Npu(), alone) if kind == "npu" else Again(alone)).capture(run)
+    assert runs == ([True, False] if kind == "npu" else [True])
+    with torch.inference_mode():
+        captured.replay()
+    assert runs[1:] == [False]

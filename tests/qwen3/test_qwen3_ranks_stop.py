@@ -63,7 +63,7 @@ def capture_fails(ranks: Ranks) -> list[int]:
     DeviceGraphs.capture = capture  # type: ignore[assignment, method-assign]
     if ranks.rank == 0:
         graphs = TurnGraphs.__new__(TurnGraphs)
-        graphs._model, graphs._bound = model, 0
+        graphs._model = model
         engine = Engine(model, rows=2, capacity=64)
         engine.runner = CapturedRunner(model, engine.cache, 24, graphs)
         engine.scheduler = Scheduler(engine.runner, engine.cache, Chunk(24, 24))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -85,6 +86,18 @@ class Alone:
 
     def least(self, n: int) -> int:
         return n
+
+    def step(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def fail(self, error: BaseException) -> None:
+        pass
+
+    def captures(self) -> AbstractContextManager[object]:
+        return nullcontext()
+
+    def alone(self) -> AbstractContextManager[object]:
+        return nullcontext()
 
     def check(self) -> None:
         self._steps += 1

@@ -7,6 +7,7 @@ tokens of any of them, then each runs its own tokens. A rank without tokens only
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
@@ -211,16 +212,16 @@ class TurnGraphs(CudaGraphs):
     early = False
 
     def __init__(self, model: ExpertsQwen3):
-        super().__init__()
-        self._model, self._bound = model, 0
+        super().__init__(partial(_alone, model))
+        self._model = model
 
     def begin(self, tokens: int, most: int) -> int | None:
         """See Graphs."""
         model = self._model
         model.take(tokens)
-        self._bound = power_of_2(model.turns.most)
-        model.began = self._bound > most
-        return None if model.began else self._bound
+        bound = power_of_2(model.turns.most)
+        model.began = bound > most
+        return None if model.began else bound
 
     def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
         """See Graphs."""
@@ -235,12 +236,9 @@ class TurnGraphs(CudaGraphs):
             self._model.miss()
             raise
 
-    def warm_up(self, run: Callable[[], Tensor]) -> None:
-        """See DeviceGraphs."""
-        layers = self._model.shared()  # `take` made those of this size
-        kernels = layers[0].prepared(self._bound).kernels if layers else None
-        if kernels is None:
-            run()
-            return
-        with kernels.alone():
-            run()
+
+def _alone(model: ExpertsQwen3) -> AbstractContextManager[object]:
+    """Inside, the layers of this turn send nothing."""
+    layers = model.shared()  # `take` made those of this size
+    kernels = layers[0].prepared(model.turns.most).kernels if layers else None
+    return nullcontext() if kernels is None else kernels.alone()

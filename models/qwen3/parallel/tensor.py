@@ -7,6 +7,8 @@ same bits, so their engines choose the same tokens.
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Protocol
 
@@ -22,6 +24,8 @@ from ttnn_moe.kv.step import Step
 from ..config import Qwen3MoeConfig
 from ..layers import Attention, DenseMLP, Linear, Modules, MoE, RMSNorm
 from ..model import Qwen3Moe
+from ..runtime import graphs
+from ..runtime.graphs import Captured, Graphs, Inputs
 from ..runtime.sampling import fresh_seed
 from ..split import Split
 
@@ -40,6 +44,18 @@ class Sums(Protocol):
 
     def check(self) -> None:
         """Raise the error of a rank that waited in vain, if the device knows of one. Waits for nothing."""
+
+    def step(self) -> AbstractContextManager[object]:
+        """Around a step: where it fails on this rank, every later one raises."""
+
+    def fail(self, error: BaseException) -> None:
+        """A step failed with this error on this rank, within `step` or before."""
+
+    def captures(self) -> AbstractContextManager[object]:
+        """Around the capture of a step, which sends nothing. Every rank calls it: all have the step, or all raise."""
+
+    def alone(self) -> AbstractContextManager[object]:
+        """Inside, sums and gathers send nothing, and what they return says nothing."""
 
 
 class TensorAttention(Attention):
@@ -106,6 +122,19 @@ class TensorQwen3(Qwen3Moe):
         """See DrawsSeeds. Every rank calls it: their engines then draw the same tokens."""
         return self._seeds.getrandbits(62)
 
+    def forward(self, ids: Tensor, cache: KVCache | None = None, step: Step | None = None) -> Tensor:
+        """As Qwen3Moe.forward; every other rank calls it at the same time."""
+        with self._sums.step():
+            return super().forward(ids, cache, step)
+
+    def graphs(self) -> SumGraphs:
+        """Those of an engine's steps."""
+        return SumGraphs(graphs.graphs_for(self.device, self._sums.alone), self._sums)
+
+    def fail(self, error: BaseException) -> None:
+        """See LearnsFailures."""
+        self._sums.fail(error)
+
     def logits(self, x: Tensor) -> Tensor:
         weight = self.embed.weight[self._first :][: self._words] if self.head is None else self.head.weight
         return self._sums.gather(decoder.norm_linear(x, self.norm.weight, self.norm.eps, weight))
@@ -113,3 +142,24 @@ class TensorQwen3(Qwen3Moe):
     def check(self) -> None:
         """See Sums."""
         self._sums.check()
+
+
+class SumGraphs:
+    """Graphs of steps that ranks take together: all ranks capture a step, or none has it.
+
+    A capture, and what comes before it, send nothing. See Graphs.
+    """
+
+    def __init__(self, device: Graphs, sums: Sums):
+        self._device, self._sums = device, sums
+        self.ahead, self.counted, self.early = device.ahead, device.counted, device.early
+
+    def begin(self, tokens: int, most: int) -> int | None:
+        """See Graphs."""
+        return self._device.begin(tokens, most)
+
+    def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
+        """See Graphs."""
+        with self._sums.captures():
+            captured = self._device.capture(run, inputs)
+        return captured

@@ -24,7 +24,7 @@ from ttnn_moe.visible import shown
 from ..tokenizer import Tokenizer
 from .captured import runner_for
 from .graphs import Progress
-from .language_model import ChecksSteps, LanguageModel, check_model, fresh_of
+from .language_model import ChecksSteps, LanguageModel, LearnsFailures, check_model, fresh_of
 from .life import Life
 from .limits import Limits, check_queue, check_room, check_waiting
 from .owners import claim, give_up
@@ -124,6 +124,7 @@ class Engine:
         self._together: Sequence[Request] = ()
         self._life = Life()
         self._check = model.check if isinstance(model, ChecksSteps) else None
+        self._fail = model.fail if isinstance(model, LearnsFailures) else None
         claim(self.cache, self)  # last: an engine that was not made has no cache
 
     def add(self, prompt: Sequence[int], **options: Unpack[Options]) -> int:
@@ -347,6 +348,8 @@ class Engine:
         except BaseException as error:
             # some of it may have happened; the error itself would hold this engine, and so its memory
             self._life.error = shown(error)
+            if self._fail is not None:
+                self._fail(error)
             raise
         finally:
             self._life.stepping = False

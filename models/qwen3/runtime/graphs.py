@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -18,6 +19,9 @@ Progress = Callable[[int, int], None]
 
 Inputs = Callable[[], dict[str, list[int]]]
 """Operators' arguments, by name, that a replay takes from the host; see RowCache.replay_inputs."""
+
+Alone = Callable[[], AbstractContextManager[object]]
+"""Inside, work of several ranks sends nothing: what it compiles and allocates is all it does."""
 
 
 @dataclass(frozen=True)
@@ -61,9 +65,16 @@ class Graphs(Protocol):
 
 
 class Again:
-    """Without a graph: the operators run again. It stands in for a device's graphs on the CPU."""
+    """Without a graph: the operators run again. It stands in for a device's graphs on the CPU.
+
+    Args:
+        alone: around a capture.
+    """
 
     ahead = counted = early = True
+
+    def __init__(self, alone: Alone = nullcontext):
+        self._alone = alone
 
     def begin(self, tokens: int, most: int) -> int | None:
         """See Graphs."""
@@ -72,7 +83,8 @@ class Again:
     @torch.inference_mode()
     def capture(self, run: Callable[[], Tensor], inputs: Inputs | None = None) -> Captured:
         """See Graphs."""
-        out = run()
+        with self._alone():
+            out = run()
 
         def again() -> None:
             out.copy_(run())
@@ -106,13 +118,13 @@ class DeviceGraphs:
 
     Args:
         module: torch.cuda or torch.npu, whose current device captures. new: makes an empty graph.
-        options: of module.graph.
+        alone: around what comes before a capture. options: of module.graph.
     """
 
     ahead = counted = early = True
 
-    def __init__(self, module: Any, new: Callable[[], Any], **options: Any):
-        self._module, self._new, self._options = module, new, options
+    def __init__(self, module: Any, new: Callable[[], Any], alone: Alone = nullcontext, **options: Any):
+        self._module, self._new, self._alone, self._options = module, new, alone, options
         self._pool = module.graph_pool_handle()
         self._stream = _stream_of(module, self)
 
@@ -125,17 +137,13 @@ class DeviceGraphs:
         """See Graphs."""
         module = self._module
         self._stream.wait_stream(module.current_stream())
-        with module.stream(self._stream):  # kernels compile and workspaces are made outside the graph
-            self.warm_up(run)
+        with module.stream(self._stream), self._alone():
+            run()  # kernels compile and workspaces are made outside the graph
         module.current_stream().wait_stream(self._stream)
         graph = self._new()
         with _CAPTURES, module.graph(graph, pool=self._pool, stream=self._stream, **self._options):
             out = run()
         return Captured(self.replay_of(graph, inputs), out)
-
-    def warm_up(self, run: Callable[[], Tensor]) -> None:
-        """What comes before a capture."""
-        run()
 
     def replay_of(self, graph: Any, inputs: Inputs | None) -> Callable[[], None]:
         """What runs the graph again."""
@@ -148,8 +156,8 @@ class CudaGraphs(DeviceGraphs):
     torch refuses them two things then: to wait for the whole device, and random numbers of its own generator.
     """
 
-    def __init__(self) -> None:
-        super().__init__(torch.cuda, torch.cuda.CUDAGraph, capture_error_mode="thread_local")
+    def __init__(self, alone: Alone = nullcontext) -> None:
+        super().__init__(torch.cuda, torch.cuda.CUDAGraph, alone, capture_error_mode="thread_local")
 
 
 class NpuGraphs(DeviceGraphs):
@@ -162,8 +170,8 @@ class NpuGraphs(DeviceGraphs):
 
     ahead = counted = False
 
-    def __init__(self, module: Any):
-        super().__init__(module, module.NPUGraph, auto_dispatch_capture=True)
+    def __init__(self, module: Any, alone: Alone = nullcontext):
+        super().__init__(module, module.NPUGraph, alone, auto_dispatch_capture=True)
 
     def replay_of(self, graph: Any, inputs: Inputs | None) -> Callable[[], None]:
         """See DeviceGraphs."""
@@ -177,8 +185,8 @@ class NpuGraphs(DeviceGraphs):
         return replay
 
 
-def graphs_for(device: torch.device) -> Graphs:
-    """The graphs of a device."""
+def graphs_for(device: torch.device, alone: Alone = nullcontext) -> Graphs:
+    """The graphs of a device. alone: around what comes before a capture."""
     if not is_accelerator(device):
-        return Again()
-    return NpuGraphs(module_of(device)) if device.type == "npu" else CudaGraphs()
+        return Again(alone)
+    return NpuGraphs(module_of(device), alone) if device.type == "npu" else CudaGraphs(alone)

@@ -134,6 +134,14 @@ def fresh_of(model: LanguageModel) -> Callable[[], int]:
 
 
 @runtime_checkable
+class LearnsFailures(LanguageModel, Protocol):
+    """A model that several processes run in step: where a step fails in one, its next would meet another of theirs."""
+
+    def fail(self, error: BaseException) -> None:
+        """This error ended a step, or what came before the model in it."""
+
+
+@runtime_checkable
 class ChecksSteps(LanguageModel, Protocol):
     """A model that several processes run: a step may end because one of them stopped."""
 

@@ -33,6 +33,7 @@ class Heap:
 
     Attributes:
         said: [1] int64 on the host: the report as the kernels here know it; 0: none.
+        alone: calls make their kernels ready, and launch nothing.
 
     Every rank makes its own before any of them launches a kernel.
     """
@@ -45,6 +46,7 @@ class Heap:
                 got=f"{self.ranks} ranks, {memory.numel()} bytes",
                 expected=f"2 to {MOST_RANKS} ranks, {nbytes(self.ranks, capacity, room)} bytes",
             )
+        self.alone = False
         # the host reads it without waiting for the GPU
         self.said = torch.zeros(1, dtype=torch.int64, pin_memory=memory.is_cuda)
         self._look = self.said.numpy()

@@ -43,9 +43,7 @@ def add(heap: Heap, part: Tensor, x: Tensor) -> Tensor:
     T, H = part.shape
     if T:
         device = part.device.index
-        _add(part.dtype, T, H, heap.ranks, heap.rank, heap.capacity, device)(
-            load.stream(device), part.data_ptr(), x.data_ptr(), heap.address
-        )
+        _launch(heap, _add(part.dtype, T, H, heap.ranks, heap.rank, heap.capacity, device), part, x)
     return x
 
 
@@ -64,9 +62,7 @@ def add_many(heap: Heap, part: Tensor, x: Tensor) -> Tensor:
     T, H = part.shape
     if T:
         device = part.device.index
-        _add_many(part.dtype, T, H, heap.ranks, heap.rank, heap.capacity, heap.room, device)(
-            load.stream(device), part.data_ptr(), x.data_ptr(), heap.address
-        )
+        _launch(heap, _add_many(part.dtype, T, H, heap.ranks, heap.rank, heap.capacity, heap.room, device), part, x)
     return x
 
 
@@ -80,10 +76,13 @@ def gather(heap: Heap, part: Tensor, out: Tensor) -> Tensor:
     T, n = part.shape
     if T:
         device = part.device.index
-        _gather(part.dtype, T, n, heap.ranks, heap.rank, heap.capacity, device)(
-            load.stream(device), part.data_ptr(), out.data_ptr(), heap.address
-        )
+        _launch(heap, _gather(part.dtype, T, n, heap.ranks, heap.rank, heap.capacity, device), part, out)
     return out
+
+
+def _launch(heap: Heap, kernel: load.Launch, part: Tensor, out: Tensor) -> None:
+    if not heap.alone:
+        kernel(load.stream(part.device.index), part.data_ptr(), out.data_ptr(), heap.address)
 
 
 def rows_of(heap: Heap, n: int) -> int:

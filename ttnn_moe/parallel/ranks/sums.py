@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ...cuda.parallel import heap, sums
-from ...errors import BackendUnavailable
+from ...errors import BackendUnavailable, TtnnMoeError
 from ...logs import logger
-from ..exchanges import symmetric
+from ..exchanges import agreement, symmetric
 from ..exchanges.exchange import world_of
+from ..stopped import RankStopped, of_a_collective
 from .ranks import Ranks
 
 ROWS = 4096
@@ -25,21 +30,27 @@ def few(ranks: int) -> int:
 
 
 class Collectives:
-    """Every rank makes the same calls in the same order. All ranks get the same bits."""
+    """Every rank makes the same calls in the same order. All ranks get the same bits.
+
+    A rank whose step failed may be some sums apart from the others, whose parts would meet those of another step. So
+    it takes no further step.
+    """
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
+        self._alone = self._captures = False
+        self._failure: RankStopped | None = None
 
     def add(self, part: Tensor, x: Tensor) -> Tensor:
         """x [T, H] plus the sum of every rank's part [T, H]; both may be overwritten."""
-        if part.numel():
+        if part.numel() and not self._alone:
             dist.all_reduce(part, group=self.ranks.group)
         return x + part
 
     def gather(self, part: Tensor) -> Tensor:
         """[R, D * n] of every rank's [R, n], in ascending rank."""
         whole = part.new_empty(self.ranks.size, *part.shape)
-        if part.numel():
+        if part.numel() and not self._alone:
             dist.all_gather(list(whole.unbind()), part.contiguous(), group=self.ranks.group)
         return whole.transpose(0, 1).flatten(1)
 
@@ -49,6 +60,57 @@ class Collectives:
 
     def check(self) -> None:
         """Raise RankStopped where a rank waited in vain for another one. Waits for nothing."""
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Calls inside send nothing; their kernels are made ready."""
+        self._alone = True
+        try:
+            yield
+        finally:
+            self._alone = False
+
+    @contextmanager
+    def step(self) -> Iterator[None]:
+        """A step of all ranks is inside.
+
+        Raises:
+            RankStopped: an earlier one failed on this rank.
+        """
+        if self._failure is not None:
+            raise self._failure.again()
+        try:
+            yield
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        """A step of this rank ended with this error. What every rank finds, as in its input, ends no later step."""
+        if self._failure is None and not self._captures and not isinstance(error, TtnnMoeError):
+            peer = -1 if of_a_collective(error) else self.ranks.rank
+            self._failure = RankStopped(peer, self.ranks.rank, f"{type(error).__name__}: {error}")
+
+    @contextmanager
+    def captures(self) -> Iterator[None]:
+        """This rank captures a step inside, which sends nothing. Every rank calls it; then the hosts meet.
+
+        Raises:
+            BackendUnavailable: on all ranks: one failed; which, and why.
+        """
+        failure = None
+        self._captures = True
+        try:
+            yield
+        except Exception as error:
+            failure = error
+        finally:
+            self._captures = False
+        said = self.ranks.meet("" if failure is None else f"{type(failure).__name__}: {failure}")
+        if any(said):
+            failed = [f"rank {rank}: {why}" for rank, why in enumerate(said) if why]
+            remedy = "leave more memory of each device free, or graphs=False"
+            raise BackendUnavailable("a rank cannot capture a step", details=failed, remedy=remedy) from failure
 
 
 class PeerMemorySums(Collectives):
@@ -66,8 +128,10 @@ class PeerMemorySums(Collectives):
         capacity = max(few(ranks.size) * H, GATHERED * V) // 4
         sizes = capacity, ROWS * H // 8
         nbytes = heap.nbytes(ranks.size, *sizes)
-        memory, addresses = symmetric.shared(nbytes, ranks.device, world_of(ranks.group), REMEDY)
-        self.heap = heap.Heap(memory, addresses, ranks.rank, *sizes, ranks.timeout)
+        world = world_of(ranks.group)
+        memory, addresses = symmetric.shared(nbytes, ranks.device, world, REMEDY)
+        with agreement.all_or_none(world, "a rank cannot make its sums ready", REMEDY):
+            self.heap = heap.Heap(memory, addresses, ranks.rank, *sizes, ranks.timeout)
 
     def add(self, part: Tensor, x: Tensor) -> Tensor:
         T, h = len(part), self.heap
@@ -91,6 +155,15 @@ class PeerMemorySums(Collectives):
             sums.gather(self.heap, part[first : first + rows], out[first : first + rows])
         return out
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        self.heap.alone = True
+        try:
+            with super().alone():
+                yield
+        finally:
+            self.heap.alone = False
+
     def check(self) -> None:
         found = self.heap.report()
         if found is not None:
@@ -100,6 +173,8 @@ class PeerMemorySums(Collectives):
 def sums_of(ranks: Ranks, H: int, V: int) -> Collectives:
     """What serves these ranks; every rank calls it. Arguments as PeerMemorySums."""
     plain = Collectives(ranks)
+    if ranks.device.type != "cpu":  # the first collective connects ranks, which no capture may do
+        dist.all_reduce(torch.zeros(1, device=ranks.device), group=ranks.group)
     if ranks.device.type != "cuda" or not 2 <= ranks.size <= heap.MOST_RANKS:
         return plain
     made, why = plain, ""
