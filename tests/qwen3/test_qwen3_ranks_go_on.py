@@ -10,14 +10,16 @@ import pytest
 import torch
 
 from model_ranks import Failed, by_ranks
-from shared_models import NEW, prompts
+from shared_models import NEW, Later, prompts
 from ttnn_moe.errors import BackendUnavailable
 from ttnn_moe.models.qwen3 import TINY, Engine, generate, load_model
 from ttnn_moe.models.qwen3.parallel import load_shared
+from ttnn_moe.models.qwen3.parallel.experts import TurnGraphs
 from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
-from ttnn_moe.models.qwen3.runtime.graphs import Again
+from ttnn_moe.models.qwen3.runtime.graphs import Again, DeviceGraphs
 from ttnn_moe.models.qwen3.runtime.language_model import BringsGraphs
 from ttnn_moe.models.qwen3.runtime.scheduler import Chunk, Scheduler
+from ttnn_moe.parallel import ExpertParallel
 from ttnn_moe.parallel.ranks import Ranks
 
 FP32 = torch.float32
@@ -25,10 +27,10 @@ TIMEOUT = 12.0
 
 
 @pytest.fixture(scope="module")
-def alone() -> list[int]:
-    """One process's tokens of the first prompt."""
+def alone() -> list[list[int]]:
+    """One process's tokens of two prompts."""
     model = load_model(TINY, device="cpu", dtype=FP32)
-    return generate(model, prompts()[:1], max_new_tokens=NEW, stop_ids=()).tokens[0]
+    return generate(model, prompts()[:2], max_new_tokens=NEW, stop_ids=()).tokens
 
 
 def fails_once(owner: Any, name: str, after: bool = False) -> None:
@@ -79,13 +81,13 @@ def capture_of_sums_fails(ranks: Ranks, where: str) -> tuple[str, list[int]]:
 
 
 @pytest.mark.parametrize("where", ["a sum", "the device"])
-def test_all_ranks_capture_a_step_or_none_does(where: str, alone: list[int], tmp_path: Path) -> None:
+def test_all_ranks_capture_a_step_or_none_does(where: str, alone: list[list[int]], tmp_path: Path) -> None:
     """Else one would warm up again, and its sums would meet those of the others' real step."""
     begin = time.monotonic()
     for said, tokens in by_ranks(capture_of_sums_fails, 2, tmp_path, where, timeout=TIMEOUT):
         assert said.startswith("BackendUnavailable: a rank cannot capture a step")
         assert "rank 0: MemoryError: no room" in said and "to fix it: leave more memory" in said
-        assert tokens == alone
+        assert tokens == alone[0]
     assert time.monotonic() - begin < TIMEOUT, "a rank waited for the timeout"
 
 
@@ -110,3 +112,65 @@ def test_a_rank_takes_no_step_after_one_that_failed(where: str, tmp_path: Path) 
     for result in by_ranks(goes_on_after, 2, tmp_path, where, timeout=TIMEOUT):
         assert isinstance(result, Failed) and (result.kind, result.peer) == ("RankStopped", 0), result
         assert "MemoryError: no room" in result.text
+
+
+def engine_of(model: Any, graphs: bool) -> Engine:
+    engine = Engine(model, rows=2, capacity=64)
+    if graphs:
+        own = TurnGraphs.__new__(TurnGraphs)
+        own._model = model
+        engine.runner = CapturedRunner(model, engine.cache, 24, own)
+        engine.scheduler = Scheduler(engine.runner, engine.cache, Chunk(24, 24))
+    return engine
+
+
+def goes_on_with_experts(ranks: Ranks, where: str, exchange: str) -> list[int]:
+    """A step fails on rank 0 behind its turn, and its caller makes another engine for the same request."""
+    model = load_shared(TINY, ranks, "experts", dtype=FP32, exchange=exchange)
+    if where == "a capture":
+        DeviceGraphs.capture = lambda graphs, run, inputs=None: Later(run)  # type: ignore[assignment, method-assign]
+    if ranks.rank == 0:
+        engine = engine_of(model, where == "a capture")
+        if where == "a capture":
+            fails_once(engine.runner.steps, "capture")  # type: ignore[attr-defined]
+        elif where == "a layer":
+            fails_once(model.layers[2].attention, "forward")
+        else:  # what follows the last layer
+            fails_once(model, "logits")
+        with pytest.raises(MemoryError, match="no room"):
+            tokens_of(engine, prompts()[0])
+    made = tokens_of(engine_of(model, where == "a capture"), prompts()[ranks.rank])
+    model.leave()
+    return made
+
+
+@pytest.mark.parametrize(
+    "where, exchange",
+    [("a layer", "all_to_all"), ("a layer", "hierarchical"), ("the end", "all_to_all"), ("a capture", "all_to_all")],
+)
+def test_the_others_get_the_experts_of_a_rank_whose_step_failed(
+    where: str, exchange: str, alone: list[list[int]], tmp_path: Path
+) -> None:
+    """Its turn was taken, and they wait in the layers behind."""
+    assert by_ranks(goes_on_with_experts, 2, tmp_path, where, exchange, timeout=TIMEOUT) == alone
+
+
+def compiles(ranks: Ranks) -> tuple[str, list[int]]:
+    """Rank 0 cannot compile its experts for turns of a new size, and all callers go on."""
+    model, said = load_shared(TINY, ranks, "experts", dtype=FP32, exchange="all_to_all"), "nothing"
+    if ranks.rank == 0:
+        fails_once(ExpertParallel, "compile")
+    try:
+        tokens_of(Engine(model, rows=1, capacity=64), prompts()[0])
+    except (BackendUnavailable, MemoryError) as error:
+        said = f"{type(error).__name__}: {error}"
+    made = tokens_of(Engine(model, rows=1, capacity=64), prompts()[0])
+    model.leave()
+    return said, made
+
+
+def test_all_ranks_raise_where_one_cannot_compile_its_experts(alone: list[list[int]], tmp_path: Path) -> None:
+    """The others would wait in a layer that this rank never makes."""
+    for said, made in by_ranks(compiles, 2, tmp_path, timeout=TIMEOUT):
+        assert said.startswith("BackendUnavailable: a rank cannot compile") and "rank 0: MemoryError: no room" in said
+        assert made == alone[0]

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from model_ranks import Failed, by_ranks
-from shared_models import NEW, Alone, prompts
+from shared_models import NEW, Alone, Later, prompts
 from ttnn_moe.models.qwen3 import TINY, Engine, generate, load_model
 from ttnn_moe.models.qwen3.checkpoint import Checkpoint
 from ttnn_moe.models.qwen3.parallel import load_shared
@@ -38,16 +38,6 @@ def test_an_engine_raises_what_a_step_found_on_the_device() -> None:
         with pytest.raises(RankStopped) if stopped else nullcontext():
             engine.step()
         assert (engine._life.error is not None) == (stopped is not None)
-
-
-class Later:
-    """Runs what was captured when it is replayed."""
-
-    def __init__(self, run: Callable[[], torch.Tensor]):
-        self._run, self.out = run, torch.empty(0)
-
-    def replay(self) -> None:
-        self.out = self._run()
 
 
 def capture_fails(ranks: Ranks) -> list[int]:

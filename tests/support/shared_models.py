@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -103,3 +104,13 @@ class Alone:
         self._steps += 1
         if self._stopped is not None and self._steps == 2:
             raise self._stopped
+
+
+class Later:
+    """Runs what was captured when it is replayed."""
+
+    def __init__(self, run: Callable[[], torch.Tensor]):
+        self._run, self.out = run, torch.empty(0)
+
+    def replay(self) -> None:
+        self.out = self._run()

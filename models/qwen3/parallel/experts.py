@@ -22,6 +22,7 @@ from ttnn_moe.contract import Placement
 from ttnn_moe.kv.cache import KVCache
 from ttnn_moe.kv.step import Step
 from ttnn_moe.parallel import ExpertParallel
+from ttnn_moe.parallel.exchanges import agreement
 from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
 from ttnn_moe.sizes import power_of_2
 
@@ -33,6 +34,7 @@ from ..split import Split
 
 BY_KERNELS = "hierarchical"
 """The exchange that kernels make on GPUs of one host."""
+REMEDY = "read this rank's reason: it may lack memory, or a disk for compiled kernels"
 
 
 class Turns(Protocol):
@@ -76,8 +78,6 @@ class SharedMoE(MoE):
             self._prepared[bound] = ExpertParallel(
                 problem, experts, placement, turns.group, self.backend, self._exchange, wire, timeout=turns.timeout
             )
-            # several at a time; a call would compile one after the other, while all ranks wait
-            self._prepared[bound].compile()
         layer = self._prepared[bound]
         assert isinstance(layer, ExpertParallel)
         return layer
@@ -109,13 +109,14 @@ class ExpertsQwen3(Qwen3Moe):
 
     Attributes:
         began: the turn of the next forward pass is taken.
+        owed: a turn was taken, and this rank's experts have not run in all of its layers.
     """
 
     def __init__(self, config: Qwen3MoeConfig, backend: str, split: Split, turns: Turns, exchange: str = "auto"):
         split.local(config)
         super().__init__(config, backend, Modules(moe=partial(SharedMoE, split=split, turns=turns, exchange=exchange)))
         self.turns, self._exchange = turns, exchange
-        self.began = False
+        self.began = self.owed = False
         self._kernels: dict[int, PeerMemoryExchange] = {}
         self._sizes = set[int]()
 
@@ -124,13 +125,22 @@ class ExpertsQwen3(Qwen3Moe):
 
         Making a layer is collective. Once a kernel of a turn waits for another rank, this rank's host may wait for the
         kernel. A rank that still made layers would then wait for this host, and never send.
+
+        Where an earlier step failed on this rank behind its turn, the others still wait for its experts: these run
+        first.
         """
+        if self.owed:
+            self._serve()
         going = self.turns.take(tokens, staying)
         size = power_of_2(self.turns.most)
         if self.turns.most and size not in self._sizes:
-            for moe in self.shared():
-                moe.prepared(size)
+            layers = [moe.prepared(size) for moe in self.shared()]
+            with agreement.all_or_none(self.turns.group, "a rank cannot compile its experts", REMEDY):
+                for layer in layers:
+                    # several at a time; a call would compile one after the other, while all ranks wait
+                    layer.compile()
             self._sizes.add(size)
+        self.owed = self.turns.most > 0
         return going
 
     def forward(self, ids: Tensor, cache: KVCache | None = None, step: Step | None = None) -> Tensor:
@@ -195,6 +205,7 @@ class ExpertsQwen3(Qwen3Moe):
         for moe in shared:
             if moe.turn != self.turns.number:
                 moe.serve()
+        self.owed = False
         for moe in shared[:1]:  # layers of one size share their kernels
             kernels = moe.prepared(self.turns.most).kernels
             if kernels is not None:
@@ -231,10 +242,22 @@ class TurnGraphs(CudaGraphs):
             return run()
 
         try:
-            return super().capture(began, inputs)
+            captured = super().capture(began, inputs)
         except BaseException:
             self._model.miss()
             raise
+        self._model.owed = True  # until it is replayed
+        return captured
+
+    def replay_of(self, graph: Any, inputs: Inputs | None) -> Callable[[], None]:
+        """See DeviceGraphs."""
+        model, replay = self._model, super().replay_of(graph, inputs)
+
+        def run() -> None:
+            replay()
+            model.owed = False
+
+        return run
 
 
 def _alone(model: ExpertsQwen3) -> AbstractContextManager[object]:
