@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -12,7 +13,7 @@ from delivered import delivered
 from rank_processes import Case, by_processes, by_threads
 from ttnn_moe.contract import Placement
 from ttnn_moe.errors import ContractError, GradientsRefused
-from ttnn_moe.parallel.hierarchical import Group, Nodes, PeerStopped, Shape, Sizes, tree_sum
+from ttnn_moe.parallel.hierarchical import Group, Nodes, PeerStopped, Shape, Sizes, group, tree_sum
 from ttnn_moe.parallel.hierarchical.nodes import rank_masks
 from ttnn_moe.parallel.hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
 
@@ -181,3 +182,30 @@ def test_a_call_refuses_what_does_not_fit() -> None:
         assert torch.equal(group.combine(sent.rows.clone().requires_grad_(), sent.meta), hidden)
     wide = torch.tensor([[0, 2**32 + 1], [2, 1]])
     assert group.dispatch(hidden, wide, weights).ids.tolist() == [[0, -1], [-1, 1]], "no id wraps around"
+
+
+def test_a_dispatch_that_fails_behind_its_masks_ends_the_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The others wait for tokens: another dispatch of this rank would send masks."""
+    case = Case(1, 2, (3, 2), timeout=30.0)
+    works = group._Tokens.__init__
+
+    def failing(self: object, of: Group, *given: object) -> None:
+        if of.rank == 0:
+            raise MemoryError("no room")
+        works(self, of, *given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(group._Tokens, "__init__", failing)
+    memory, begin = SharedMemory(case.sizes.layout), time.monotonic()
+    memory.detach_name()
+
+    def rank(r: int) -> list[object]:
+        one, said = Group(SharedMemoryTransport(memory, r), case.sizes, case.placement, case.timeout), []
+        for _ in range(2):
+            with pytest.raises((MemoryError, PeerStopped)) as error:
+                one.dispatch(*case.inputs(r))
+            said.append(error.value.report.peer if isinstance(error.value, PeerStopped) else str(error.value))
+        return said
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(rank, range(2))) == [["no room", 0], [0, 0]]
+    assert time.monotonic() - begin < case.timeout / 2

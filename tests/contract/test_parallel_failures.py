@@ -15,9 +15,11 @@ import ascend_stand_in
 from model_ranks import by_ranks
 from ttnn_moe import Experts, Placement, Problem, Routing, registry
 from ttnn_moe.ascend import path
-from ttnn_moe.errors import TtnnMoeError
+from ttnn_moe.errors import BackendUnavailable, TtnnMoeError
 from ttnn_moe.parallel import ExpertParallel, exchanges
+from ttnn_moe.parallel import layer as layers
 from ttnn_moe.parallel.exchanges import AllGather, AllToAll
+from ttnn_moe.parallel.hierarchical import PeerStopped, group
 from ttnn_moe.parallel.ranks import Ranks, RankStopped
 from ttnn_moe.reference import ReferenceBackend
 
@@ -156,3 +158,60 @@ def test_all_ranks_learn_what_failed_first(peer: int, reason: str, tmp_path: Pat
     named, stopped = (other, 0) if peer == 0 else (one, 1)
     assert (named.kind, named.peer) == ("RankStopped", stopped) and reason in named.text
     assert one.kind == "RankStopped"
+
+
+SHARED = {"tokens": (group._Tokens, "__init__"), "rows": (group._Rows, "__init__")}
+
+
+def shared_memory_fails(ranks: Ranks, where: str) -> list[Any]:
+    """Two calls over shared memory; rank 0 has no memory for a dispatch or a combine, once all ranks are in it."""
+    owner, name = SHARED[where]
+    works, failing, said = getattr(owner, name), [NO_ROOM] if ranks.rank == 0 else [], []
+
+    def work(*given: Any) -> None:
+        if failing:
+            raise failing.pop()
+        works(*given)
+
+    setattr(owner, name, work)
+    layer = layer_of(ranks.rank, "hierarchical")
+    for _ in range(2):
+        with pytest.raises((MemoryError, PeerStopped)) as error:
+            layer(torch.ones(2, 64), torch.tensor([[0, 2], [1, 3]]).int(), torch.ones(2, 2))
+        report = getattr(error.value, "report", None)
+        said.append((error.type.__name__, None if report is None else report.peer))
+    return said
+
+
+@pytest.mark.parametrize("where", SHARED)
+def test_all_ranks_stop_at_once_where_one_has_no_memory_for_its_messages(where: str, tmp_path: Path) -> None:
+    begin, stopped = time.monotonic(), ("PeerStopped", 0)
+    own, other = by_ranks(shared_memory_fails, 2, tmp_path, where, timeout=TIMEOUT)
+    assert own == [("MemoryError", None), stopped] and other == [stopped] * 2
+    assert time.monotonic() - begin < TIMEOUT / 2, "a rank waited for the timeout"
+
+
+def made(ranks: Ranks, where: str) -> str:
+    """What making a layer says, where rank 1 fails on its way."""
+
+    def failing(*_: object) -> Any:
+        raise OSError("gone") if where != "backend" else BackendUnavailable("no kernels", remedy="install them")
+
+    if ranks.rank == 1 and where == "backend":
+        layers.registry.choose = failing
+    if ranks.rank == 1 and where == "exchange":
+        AllToAll.why_not = failing  # type: ignore[method-assign]
+    if ranks.rank == 1 and where == "machine":
+        ascend_stand_in.OnCpu.machine = failing  # type: ignore[assignment, method-assign]
+    with pytest.raises(BackendUnavailable) as error:
+        layer_of(ranks.rank, "dispatch_combine" if where == "machine" else "all_to_all")
+    dist.barrier()  # the ranks are in step
+    return str(error.value)
+
+
+@pytest.mark.parametrize("where, reason", [("backend", "no kernels"), ("exchange", "gone"), ("machine", "gone")])
+def test_no_rank_waits_for_one_that_cannot_make_its_layer(where: str, reason: str, tmp_path: Path) -> None:
+    begin = time.monotonic()
+    one, other = by_ranks(made, 2, tmp_path, where, timeout=TIMEOUT)
+    assert "rank 1: " in one and reason in one and reason in other
+    assert time.monotonic() - begin < TIMEOUT / 2, "a rank waited for the timeout"

@@ -10,17 +10,18 @@ from .. import api, registry
 from ..arguments import seconds
 from ..backend import ChecksPromises, CompilesAhead, Prepared, store
 from ..contract import Experts, Placement, Problem, Routing, check_kind, or_float32
-from ..errors import ContractError
+from ..errors import ContractError, TtnnMoeError
 from ..ids import is_distinct
 from ..placement import check_placement
 from ..visible import shown
 from . import exchanges
-from .exchanges import Topology
+from .exchanges import Topology, agreement
 from .exchanges.exchange import calls_of, captures
 from .exchanges.hierarchical import Hierarchical
 from .exchanges.peer_memory import PeerMemoryExchange
 from .hierarchical import Nodes, PeerStopped
 
+REMEDY = "mend what that rank reports, then start all ranks again"
 NAMES = (exchanges.AUTO, *(kind.name for kind in exchanges.EXCHANGES))
 
 
@@ -87,15 +88,17 @@ class ExpertParallel(Prepared):
             )
         check_placement(placement)
         _check_group(placement, group)
-        super().__init__(api.described(problem, experts, placement), experts, placement)
-        self.distinct = is_distinct(ids)
-        self._local = Problem.of(placement.D * problem.T, problem.K, experts, problem.dtype, wire)
-        self._experts, self._calls, self._rank = experts, calls_of(group), placement.rank or 0
-        local = Problem.of(1, problem.K, experts, problem.dtype)
-        runs = registry.choose(local, backend)
-        self._runs = runs
-        # an exchange gives the backend ids that promise nothing
-        self._check_promise = runs.check_promise if isinstance(runs, ChecksPromises) else None
+        # the other processes wait for this one where they choose the exchange
+        with agreement.all_or_none(group, "a rank cannot make its part of a layer", REMEDY, own=(TtnnMoeError,)):
+            super().__init__(api.described(problem, experts, placement), experts, placement)
+            self.distinct = is_distinct(ids)
+            self._local = Problem.of(placement.D * problem.T, problem.K, experts, problem.dtype, wire)
+            self._experts, self._calls, self._rank = experts, calls_of(group), placement.rank or 0
+            local = Problem.of(1, problem.K, experts, problem.dtype)
+            runs = registry.choose(local, backend)
+            self._runs = runs
+            # an exchange gives the backend ids that promise nothing
+            self._check_promise = runs.check_promise if isinstance(runs, ChecksPromises) else None
         topology = Topology(placement, runs, group, wire, nodes, timeout)
         self.exchange = exchanges.choose(exchange, self.problem, topology)
         made = self.exchange.transport if isinstance(self.exchange, Hierarchical) else None

@@ -63,9 +63,10 @@ def choose(name: str, problem: Problem, topology: Topology) -> Mover:
     rejected: dict[str, str] = {}
     able: list[type[Exchange]] = []
     for kind in automatic(topology) if name == AUTO else (kind for kind in EXCHANGES if kind.name == name):
-        reason = kind.why_not(problem, topology)
         if dist.is_initialized():
-            reason = agreement.reason_of_any(reason, topology.group)
+            reason = agreement.reason_of_any(_why_not(kind, problem, topology), topology.group)
+        else:
+            reason = kind.why_not(problem, topology)
         if reason is None:
             able.append(kind)
         else:
@@ -78,3 +79,12 @@ def choose(name: str, problem: Problem, topology: Topology) -> Mover:
     if len(able) == 1:
         return able[0].of(problem, topology)
     return FirstCall([partial(kind.of, problem, topology) for kind in able], topology.group)
+
+
+def _why_not(kind: type[Exchange], problem: Problem, topology: Topology) -> str | None:
+    """As kind.why_not; also where that fails: the other processes wait for this one's answer."""
+    try:
+        return kind.why_not(problem, topology)
+    except Exception as error:
+        logger.opt(exception=error).debug("exchange {} cannot say whether it runs", kind.name)
+        return f"{type(error).__name__}: {error}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,6 +17,12 @@ from ..stopped import RankStopped
 _MACHINES: weakref.WeakKeyDictionary[dist.ProcessGroup, list[Any]] = weakref.WeakKeyDictionary()
 
 
+class Unknown(NamedTuple):
+    """What a rank tells instead of its machine."""
+
+    why: str
+
+
 def gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
     """The value of each process of the group, by rank; all call together."""
     values: list[Any] = [None] * dist.get_world_size(group)
@@ -25,12 +31,24 @@ def gather(value: Any, group: dist.ProcessGroup | None) -> list[Any]:
 
 
 def machines(backend: Any, group: dist.ProcessGroup | None) -> list[Any]:
-    """backend.machine() of each rank: gathered once for a group, when all processes first ask together."""
+    """backend.machine() of each rank: gathered once for a group, when all processes first ask together.
+
+    Raises:
+        BackendUnavailable: on all processes: one does not know its machine; which, and why.
+    """
     key = group or dist.group.WORLD
     assert key is not None
     found = _MACHINES.get(key)
     if found is None:
-        found = _MACHINES[key] = gather(backend.machine(), group)
+        try:
+            mine = backend.machine()
+        except Exception as error:
+            mine = Unknown(f"{type(error).__name__}: {error}")
+        found = gather(mine, group)
+        unknown = [f"rank {rank}: {one.why}" for rank, one in enumerate(found) if isinstance(one, Unknown)]
+        if unknown:
+            raise BackendUnavailable("a rank does not know its machine", details=unknown, remedy="another exchange")
+        _MACHINES[key] = found
     return found
 
 
@@ -53,8 +71,13 @@ def reason_of_any(mine: str | None, group: dist.ProcessGroup | None) -> str | No
 
 
 @contextmanager
-def all_or_none(group: dist.ProcessGroup | None, what: str, remedy: str) -> Iterator[None]:
+def all_or_none(
+    group: dist.ProcessGroup | None, what: str, remedy: str, own: tuple[type[Exception], ...] = ()
+) -> Iterator[None]:
     """Inside, each process does its own part, and waits for no other. Afterwards all know whether all succeeded.
+
+    Args:
+        own: errors that pass on the processes that raise them, such as of arguments.
 
     Raises:
         BackendUnavailable: on all processes, with `what` and `remedy`: which failed, and why.
@@ -65,6 +88,8 @@ def all_or_none(group: dist.ProcessGroup | None, what: str, remedy: str) -> Iter
     except Exception as error:
         failure = error
     said = gather("" if failure is None else f"{type(failure).__name__}: {failure}", group)
+    if failure is not None and isinstance(failure, own):
+        raise failure
     if any(said):
         failed = [f"rank {rank}: {why}" for rank, why in enumerate(said) if why]
         raise BackendUnavailable(what, details=failed, remedy=remedy) from failure

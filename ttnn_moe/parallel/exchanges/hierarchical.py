@@ -20,7 +20,7 @@ from torch import Tensor
 from ... import api
 from ...contract import Experts, Placement, Problem, Routing
 from ...errors import ContractError
-from ..hierarchical import Group, Nodes, Shape, Sizes
+from ..hierarchical import Group, Nodes, PeerStopped, Shape, Sizes
 from ..hierarchical.nodes import MOST
 from ..hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
 from . import agreement
@@ -67,16 +67,18 @@ class SharedMemoryExchange:
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         if self._calls.failure is not None:
             self.group.leave()  # it failed in another layer; the others learn it here
-        sent = self.group.dispatch(hidden, routing.ids, routing.topk_weights)
-        rows = sent.rows.new_empty(sent.rows.shape, dtype=torch.float32)
-        here = Routing.from_topk(sent.ids, sent.weights, experts.E)
         try:
+            sent = self.group.dispatch(hidden, routing.ids, routing.topk_weights)
+            rows = sent.rows.new_empty(sent.rows.shape, dtype=torch.float32)
+            here = Routing.from_topk(sent.ids, sent.weights, experts.E)
             api.moe(sent.rows, here, experts, out=rows, backend=self._backend)
+            return self.group.combine(rows, sent.meta)
+        except PeerStopped:
+            raise
         except BaseException:
-            self.group.leave()  # the others wait for these rows, and not for another dispatch
+            self.group.leave()  # the others wait for this rank's part of the call, and not for another call
             self._calls.tells = True
             raise
-        return self.group.combine(rows, sent.meta)
 
 
 @dataclass(frozen=True)

@@ -150,8 +150,12 @@ class Group:
             self._agree()
         named = ids_of(topk_ids, self._placement)
         masks = self._announce(rank_masks(named, self._placement))
-        data = _Tokens(self, masks, dense(hidden), named, dense(topk_weights))
-        lists = [mask.tolist() for mask in masks]
+        try:
+            data = _Tokens(self, masks, dense(hidden), named, dense(topk_weights))
+            lists = [mask.tolist() for mask in masks]
+        except BaseException:
+            self.leave()  # the others wait for these tokens, and not for another dispatch
+            raise
         self._engine.run(roles.dispatch(sizes.shape, self.rank, lists, data, self._counts))
         inside = (data.ids >= 0) & (data.ids < self._placement.E)
         ids = torch.where(inside, self._local_of[data.ids.clamp(0, self._placement.E - 1).long()], -1)
@@ -200,7 +204,8 @@ class Group:
     def leave(self) -> None:
         """This rank makes no further call; the others raise PeerStopped that names it, now."""
         transport = self._engine.transport
-        transport.abort(Report(self.rank, Role.OUTSIDE, self._engine.call + 1, self.rank))
+        if transport.aborted() is None:  # the first report stays
+            transport.abort(Report(self.rank, Role.OUTSIDE, self._engine.call + 1, self.rank))
 
     def _agree(self) -> None:
         told = self._engine.meet()
