@@ -22,6 +22,7 @@ from ttnn_moe.parallel.exchanges import AllGather, AllToAll
 from ttnn_moe.parallel.hierarchical import PeerStopped, group
 from ttnn_moe.parallel.ranks import Ranks, RankStopped
 from ttnn_moe.reference import ReferenceBackend
+from ttnn_moe.selfcheck import parallel_cases
 
 TIMEOUT = 20.0
 NO_ROOM = MemoryError("no room")
@@ -215,3 +216,15 @@ def test_no_rank_waits_for_one_that_cannot_make_its_layer(where: str, reason: st
     one, other = by_ranks(made, 2, tmp_path, where, timeout=TIMEOUT)
     assert "rank 1: " in one and reason in one and reason in other
     assert time.monotonic() - begin < TIMEOUT / 2, "a rank waited for the timeout"
+
+
+def checked(ranks: Ranks) -> list[str]:
+    """What selfcheck leaves out, where one exchange cannot run on rank 1."""
+    if ranks.rank == 1:
+        AllGather.why_not = lambda problem, topology: "no room"  # type: ignore[assignment, method-assign]
+    found = parallel_cases.checks(ReferenceBackend(), "cpu", torch.float32)
+    return sorted({check.refused for check in found if "all_gather" in check.name})
+
+
+def test_all_ranks_check_the_same_exchanges(tmp_path: Path) -> None:
+    assert by_ranks(checked, 2, tmp_path, timeout=TIMEOUT) == [["rank 1: no room"]] * 2

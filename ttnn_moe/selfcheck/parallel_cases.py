@@ -114,7 +114,8 @@ def checks(backend: Backend, device: str, dtype: torch.dtype) -> Iterator[Check]
 
     topology = Topology(placement, backend)
     for kind in reversed(EXCHANGES):
-        name, refused = kind.name, kind.why_not(problem, topology) or ""
+        # one rank's reason is all ranks': else the others would wait in the calls that it leaves out
+        name, refused = kind.name, agreement.reason_of_any(kind.why_not(problem, topology), None) or ""
         title = f"expert parallel over {size} ranks, {name}"
         for what, change in CHANGES.items():
             inputs = change(plain, placement)
