@@ -26,6 +26,7 @@ from ttnn_moe.models.qwen3.runtime.scheduler import Chunk, Scheduler
 from ttnn_moe.models.qwen3.split import Split
 from ttnn_moe.models.qwen3.weights import filled
 from ttnn_moe.parallel.ranks import Ranks, RankStopped
+from ttnn_moe.reference import ReferenceBackend
 
 
 def test_an_engine_raises_what_a_step_found_on_the_device() -> None:
@@ -109,6 +110,33 @@ def test_a_rank_that_stops_in_a_step_is_named(how: str, exchange: str, device: s
     for result in results:
         assert isinstance(result, Failed) and (result.kind, result.peer) == ("RankStopped", 1), result
         assert "rank 1 stopped" in result.text and ("of rank 1's own" in result.text) == (how == "raise")
+
+
+def experts_fail(ranks: Ranks, exchange: str, at: int) -> str:
+    """Rank 1 has no memory for its experts, in this call of all."""
+    model = load_shared(TINY, ranks, "experts", exchange=exchange)
+    moe, calls = ReferenceBackend.moe, []
+
+    def failing(*given: Any) -> None:
+        calls.append(1)
+        if len(calls) == at:
+            raise MemoryError("no room")
+        moe(*given)
+
+    if ranks.rank == 1:
+        ReferenceBackend.moe = failing  # type: ignore[method-assign]
+    generate(model, [prompts()[ranks.rank]], max_new_tokens=NEW)
+    model.leave()
+    return "not reached"
+
+
+@pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
+@pytest.mark.parametrize("at", [5, 6], ids=["first layer", "last layer"])
+def test_a_rank_whose_experts_fail_is_named(at: int, exchange: str, tmp_path: Path) -> None:
+    """Behind the last layer the others have NaN, and no message of that rank to wait for."""
+    other, own = by_ranks(experts_fail, 2, tmp_path, exchange, at, timeout=8.0)
+    assert (own.kind, own.text) == ("MemoryError", "no room")
+    assert (other.kind, other.peer) == ("RankStopped", 1) and "MemoryError: no room" in other.text
 
 
 def bad_sums(ranks: Ranks, how: str) -> str:

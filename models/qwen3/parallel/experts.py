@@ -56,6 +56,9 @@ class Turns(Protocol):
             tokens: of this rank in this step. staying: this rank may have more later.
         """
 
+    def check(self) -> None:
+        """Raise what a rank reported. It may take a while: for when something is wrong."""
+
 
 class SharedMoE(MoE):
     """Router and E/D experts."""
@@ -194,6 +197,10 @@ class ExpertsQwen3(Qwen3Moe):
         """Raise PeerStopped where a kernel of a step that is over says so. Waits for nothing."""
         for kernels in self._kernels.values():
             kernels.check()
+
+    def explain_nan(self) -> None:
+        """See ExplainsNaN: a rank whose experts fail sends NaN for its sums, and reports it before."""
+        self.turns.check()
 
     def shared(self) -> list[SharedMoE]:
         """The layers with experts."""

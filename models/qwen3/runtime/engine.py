@@ -24,11 +24,12 @@ from ttnn_moe.visible import shown
 from ..tokenizer import Tokenizer
 from .captured import runner_for
 from .graphs import Progress
-from .language_model import ChecksSteps, LanguageModel, LearnsFailures, check_model, fresh_of
+from .language_model import ChecksSteps, ExplainsNaN, LanguageModel, LearnsFailures, check_model, fresh_of
 from .life import Life
 from .limits import Limits, check_queue, check_room, check_waiting
 from .owners import claim, give_up
 from .requests import Options, Request, Stats, Token, check_names, check_tokenizer, make_requests
+from .sampling import NAN
 from .scheduler import Chunk, Scheduler
 from .stream import Stream
 
@@ -124,6 +125,7 @@ class Engine:
         self._together: Sequence[Request] = ()
         self._life = Life()
         self._check = model.check if isinstance(model, ChecksSteps) else None
+        self._explain = model.explain_nan if isinstance(model, ExplainsNaN) else None
         self._fail = model.fail if isinstance(model, LearnsFailures) else None
         claim(self.cache, self)  # last: an engine that was not made has no cache
 
@@ -336,6 +338,8 @@ class Engine:
                 finished = run(scheduler.step)
             if self._check is not None:
                 self._check()
+            if self._explain is not None and any(token == NAN for step in finished for _, token in step.tokens):
+                self._explain()
             for step in finished:
                 before = len(out)
                 out += [self._take(request, token, keep) for request, token in step.tokens if not request.over]

@@ -142,6 +142,14 @@ class LearnsFailures(LanguageModel, Protocol):
 
 
 @runtime_checkable
+class ExplainsNaN(LanguageModel, Protocol):
+    """A model that several processes run: NaN in a step's logits may come of another one's failure."""
+
+    def explain_nan(self) -> None:
+        """Raise that failure, if there is one."""
+
+
+@runtime_checkable
 class ChecksSteps(LanguageModel, Protocol):
     """A model that several processes run: a step may end because one of them stopped."""
 

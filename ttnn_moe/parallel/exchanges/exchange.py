@@ -60,11 +60,15 @@ class Calls:
         turn: held during a call.
         failure: why this rank's calls fail from now on.
         tells: the call that failed left no message of the others waiting, and the next one can tell them.
+        report: tells it to all ranks that somebody watches, before NaN reaches them; None: nobody watches.
+        trying: a call that fails now is made again in another way.
     """
 
     turn: Lock = field(default_factory=Lock)
     failure: RankStopped | None = None
     tells: bool = False
+    report: Callable[[str], object] | None = None
+    trying: bool = False
 
     def check(self) -> None:
         """Raise RankStopped if this rank's calls fail."""
@@ -73,7 +77,11 @@ class Calls:
 
     def own(self) -> Own:
         """Of a call that takes part even where this rank's calls fail."""
-        return Own(self.failure and self.failure.again())
+        return Own(self.failure and self.failure.again(), self._say)
+
+    def _say(self, error: Exception) -> None:
+        if self.report is not None and not self.trying:
+            self.report(f"{type(error).__name__}: {error}")
 
     def fail(self, error: BaseException, rank: int) -> None:
         """This error ended a call of this rank."""
@@ -104,8 +112,8 @@ class Own:
     Where it fails, the rank takes part in the rest of the call with what stands in, and raises `failure` at its end.
     """
 
-    def __init__(self, failure: Exception | None = None):
-        self.failure = failure
+    def __init__(self, failure: Exception | None, say: Callable[[Exception], None]):
+        self.failure, self._say = failure, say
 
     def do(self, work: Callable[[], V], instead: Callable[[], V]) -> V:
         """What work makes; what stands in for it, if it or some work before it failed."""
@@ -114,6 +122,7 @@ class Own:
                 return work()
             except Exception as error:
                 self.failure = error
+                self._say(error)
         return instead()
 
 
@@ -130,6 +139,8 @@ class Mover(Protocol):
         """Each token [T, H] through its experts, wherever they live; returns its sum over all of them, [T, H].
 
         routing: global ids. experts: those of this process. Rows past routing.num_tokens are undefined.
+
+        Where this rank's own work fails between two messages, no other rank may wait for the rest: see Calls and Own.
         """
 
 

@@ -46,14 +46,17 @@ class FirstCall:
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         while not self._proven:
-            out, failure, mine = None, None, FINE
+            out, failure, mine, calls = None, None, FINE, calls_of(self._group)
+            calls.trying = True
             try:
                 out = self._exchange(hidden, routing, experts)
             except Exception as error:  # every one: the other processes wait for what this one says
                 failure = error
                 mine = OVER if isinstance(error, ContractError) or not isinstance(error, FAILURES) else NEXT
+            finally:
+                calls.trying = False
             least = agreement.least(mine, hidden.device, self._group)
-            calls_of(self._group).tells = False
+            calls.tells = False
             if least == OVER:
                 raise agreement.stopped_by(failure, self._group)
             if least == FINE:

@@ -19,7 +19,7 @@ from ...backend import RunsOnNpu
 from ...contract import Experts, Placement, Problem, Routing
 from ...errors import BackendUnavailable
 from . import agreement
-from .exchange import Own, Table, Topology, calls_of
+from .exchange import Table, Topology, calls_of
 from .npu_plan import REMEDY, Plan, plan
 
 
@@ -74,8 +74,9 @@ class DispatchCombine:
         return found
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
-        calls_of(self._processes).check()
-        own, T = Own(), routing.T
+        calls = calls_of(self._processes)
+        calls.check()
+        own, T = calls.own(), routing.T
         if T == 0:  # the operators want a token: one that names no expert
             routing = Routing.from_topk(
                 routing.topk_ids.new_full((1, self.plan.K), -1),

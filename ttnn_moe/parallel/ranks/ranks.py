@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from itertools import count
 
 import torch
@@ -19,6 +20,7 @@ from ...errors import BackendUnavailable, ContractError, TtnnMoeError
 from ...sizes import natural
 from ...visible import shown
 from ..compare import compare
+from ..exchanges.exchange import calls_of
 from ..exchanges.hierarchical import abandon
 from ..hierarchical.transport import PeerStopped
 from ..stopped import RankStopped, of_a_collective
@@ -67,6 +69,8 @@ class Ranks:
             raise stopped from error
         self.group = dist.group.WORLD
         self.turns = Turns(self.group, self.group, timeout)
+        self.turns.reported = self._faults.reported
+        calls_of(self.group).report = partial(self._faults.report, rank)
         if backend.endswith("nccl"):
             self._faults.cut = self._abort
 

@@ -33,13 +33,15 @@ class Collectives:
     """Every rank makes the same calls in the same order. All ranks get the same bits.
 
     A rank whose step failed may be some sums apart from the others, whose parts would meet those of another step. So
-    it takes no further step.
+    it takes no further step. All ranks make theirs together.
     """
 
     def __init__(self, ranks: Ranks):
         self.ranks = ranks
         self._alone = self._captures = False
         self._failure: RankStopped | None = None
+        if ranks.device.type != "cpu":  # the first collective connects ranks, which no capture may do
+            dist.all_reduce(torch.zeros(1, device=ranks.device), group=ranks.group)
 
     def add(self, part: Tensor, x: Tensor) -> Tensor:
         """x [T, H] plus the sum of every rank's part [T, H]; both may be overwritten."""
@@ -173,8 +175,6 @@ class PeerMemorySums(Collectives):
 def sums_of(ranks: Ranks, H: int, V: int) -> Collectives:
     """What serves these ranks; every rank calls it. Arguments as PeerMemorySums."""
     plain = Collectives(ranks)
-    if ranks.device.type != "cpu":  # the first collective connects ranks, which no capture may do
-        dist.all_reduce(torch.zeros(1, device=ranks.device), group=ranks.group)
     if ranks.device.type != "cuda" or not 2 <= ranks.size <= heap.MOST_RANKS:
         return plain
     made, why = plain, ""

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 import weakref
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+
+from ..stopped import RankStopped
 
 PAUSE = (0.001, 0.02)
 """Seconds to wait after a turn in which no rank had a token: at first, and at most."""
@@ -21,11 +24,13 @@ class Turns:
 
     Attributes:
         number: of the turn that this rank took last. most: the most tokens of any rank in it.
+        reported: what some rank reported, or None; it asks the store.
     """
 
     def __init__(self, control: dist.ProcessGroup | None, group: dist.ProcessGroup | None, timeout: float):
         self.group, self.timeout, self.number, self.most = group, timeout, 0, 0
         self._control, self._pause = control, PAUSE[0]
+        self.reported: Callable[[], RankStopped | None] = lambda: None
         self._words: weakref.ref[torch.Tensor] | None = None
 
     def take(self, tokens: int, staying: bool = True) -> bool:
@@ -45,6 +50,12 @@ class Turns:
             time.sleep(self._pause)
             self._pause = min(2 * self._pause, PAUSE[1])
         return bool(self.most or going)
+
+    def check(self) -> None:
+        """Raise RankStopped where a rank reported that one stopped. It asks the store."""
+        found = self.reported()
+        if found is not None:
+            raise found
 
     def settle(self) -> None:
         """Wait until gloo's thread has given up the tensor of the last turn.
