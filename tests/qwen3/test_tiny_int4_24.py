@@ -23,7 +23,7 @@ from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.graphs import Again
 from ttnn_moe.models.qwen3.runtime.scheduler import Chunk, Scheduler
 from ttnn_moe.models.qwen3.tiny import finetune_int4_24
-from ttnn_moe.parallel.ranks import Ranks
+from ttnn_moe.parallel.ranks import Ranks, RankStopped
 
 LARGEST = 2_000_000
 NEEDED = 0.9
@@ -170,3 +170,35 @@ def changed_on_one_rank(ranks: Ranks) -> list[object]:
 def test_ranks_keep_their_layers_where_one_of_them_needs_other_kernels(tmp_path: Path) -> None:
     """They meet to make a layer, so one rank alone may not."""
     assert by_ranks(changed_on_one_rank, 2, tmp_path) == [[1, True, {True}], [1, True, {False}]]
+
+
+class NoRoom:
+    """Kernels of an exchange, on a GPU without memory."""
+
+    def renew(self, experts: object) -> None:
+        raise MemoryError("no room")
+
+
+def fails_to_change(ranks: Ranks) -> list[str]:
+    """As changed_on_one_rank, but rank 1 has no memory for other kernels, and its caller goes on."""
+    network, said = load_shared(TINY_INT4_24, ranks, "experts", exchange="all_to_all"), list[str]()
+    generate(network, prompts([5], 500), max_new_tokens=3, stop_ids=())
+    mlp = network.shared()[0]
+    if ranks.rank == 1:
+        for layer in mlp._prepared.values():
+            layer.kernels = NoRoom()
+        with pytest.raises(MemoryError):
+            loaded(mlp, large(mlp))
+        for layer in mlp._prepared.values():
+            layer.kernels = None
+    for _ in range(2):
+        with pytest.raises(RankStopped) as stopped:
+            generate(network, prompts([5], 500), max_new_tokens=3, stop_ids=())
+        said.append(f"{stopped.value.peer} {stopped.value.why}")
+    return said
+
+
+def test_all_ranks_stop_where_one_has_no_memory_for_other_kernels(tmp_path: Path) -> None:
+    """It would make a layer alone, and wait for the others there."""
+    for said in by_ranks(fails_to_change, 2, tmp_path, timeout=12.0):
+        assert said == ["1 MemoryError: no room"] * 2

@@ -115,15 +115,22 @@ class ExpertParallel(Prepared):
     def renew(self, experts: Experts) -> None:
         """This process's experts lie where they lay, but need other kernels. No other process takes part.
 
+        Where this fails, the next call raises RankStopped, on all processes: the weights changed.
+
         Raises:
             ContractError: other experts. BackendUnavailable: nothing runs them. torch.OutOfMemoryError.
         """
         held = [tensor.data_ptr() for tensor in self._experts.tensors.values()]
         if [tensor.data_ptr() for tensor in experts.tensors.values()] != held or experts.sizes != self._experts.sizes:
             raise ContractError("other experts", got=experts, expected=f"the tensors of {self._experts}")
-        if self.kernels is not None:
-            self.kernels.renew(experts)
-        self._experts = experts
+        try:
+            if self.kernels is not None:
+                self.kernels.renew(experts)
+            self._experts = experts
+        except BaseException as error:
+            self._calls.tells = True  # no message is under way
+            self._calls.fail(error, self._rank)
+            raise
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if self._check_promise is not None:

@@ -86,7 +86,8 @@ class SharedMoE(MoE):
         return layer
 
     def _with_other_kernels(self, prepared: dict[int, Prepared]) -> dict[int, Prepared]:
-        # the other ranks keep their layers, and to make one they all meet
+        # the other ranks keep their layers, and to make one they all meet: this rank keeps its own, also if one fails
+        self._prepared = prepared
         for layer in prepared.values():
             assert isinstance(layer, ExpertParallel)
             layer.renew(self.experts)
