@@ -128,8 +128,9 @@ class ExpertParallel(Prepared):
                 self.kernels.renew(experts)
             self._experts = experts
         except BaseException as error:
-            self._calls.tells = True  # no message is under way
-            self._calls.fail(error, self._rank)
+            if self._calls.failure is None:
+                self._calls.tells = True  # no message is under way
+                self._calls.fail(error, self._rank)
             raise
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:

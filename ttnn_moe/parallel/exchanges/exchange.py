@@ -103,7 +103,10 @@ def calls_of(group: dist.ProcessGroup | None) -> Calls:
 
 def captures(device: torch.device) -> bool:
     """Whether the device's current stream captures a graph, so that what is launched does not run."""
-    return is_accelerator(device) and module_of(device).is_current_stream_capturing()
+    if not is_accelerator(device):
+        return False
+    capturing = getattr(module_of(device), "is_current_stream_capturing", None)  # an old torch_npu has no graphs
+    return capturing is not None and capturing()
 
 
 class Own:
