@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from ttnn_moe.kv.bucketed.reference import add_mass, quantized_attention_buckete
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 
 MIXED = {2: [90, 0], 3: [33, 0], 4: [3, 65], 8: [40, 0], 16: [20, 9]}
+NEWEST_8 = {3: [40, 0], 8: [40, 9]}
 
 
 def _error(
@@ -41,38 +43,68 @@ def _error(
     return float(error) if host.sound else float("inf")
 
 
+@dataclass(frozen=True)
+class Call:
+    """spread: of the keys; larger ones make the largest score grow from piece to piece."""
+
+    n: int
+    heads: int
+    of: bucketed.Plan
+    slots: dict[int, list[int]] = field(default_factory=lambda: MIXED)
+    spread: float = 1.0
+
+    def error(self, host: HostKernels, monkeypatch: pytest.MonkeyPatch) -> float:
+        rows = filled(self.slots, 1, 128, holes=0.2, outside=float("nan"), spread=self.spread)
+        return _error(host, monkeypatch, rows, self.n, self.heads, self.of)
+
+
+ONE = Call(1, 8, bucketed.Plan(2, 1))
+GROWING = replace(ONE, spread=8.0)
+CAUSAL_8 = Call(3, 4, bucketed.Plan(4, 2, tiles=2), NEWEST_8)
+
+
 @pytest.mark.parametrize(
-    ("n", "heads", "of", "late"),
+    ("call", "late"),
     [
-        (1, 6, bucketed.Plan(2, 3), True),
-        (3, 4, bucketed.Plan(4, 2, tiles=2), False),
-        (1, 8, bucketed.Plan(2, 1), False),
+        (Call(1, 6, bucketed.Plan(2, 3)), True),
+        (Call(3, 4, bucketed.Plan(4, 2, tiles=2)), False),
+        (CAUSAL_8, False),
+        (ONE, False),
+        (GROWING, False),
     ],
-    ids=["one query", "three queries", "no splits"],
+    ids=["one query", "three queries", "newest tokens of 8 bits", "no splits", "a new maximum"],
 )
-def test_kernel(
-    n: int, heads: int, of: bucketed.Plan, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = filled(MIXED, 1, 128, holes=0.2, outside=float("nan"))
-    assert _error(HostKernels(tmp_path, late), monkeypatch, rows, n, heads, of) < 0.01
+def test_kernel(call: Call, late: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert call.error(HostKernels(tmp_path, late), monkeypatch) < 0.01
 
 
 @pytest.mark.parametrize(
-    ("line", "instead", "spread"),
+    ("line", "instead", "call"),
     [
-        ("held = inside && !(scale < 0.0f);", "held = inside;", 1.0),
-        ("{scales[1], room > 8},", "{scales[1], true},", 1.0),
-        ("fmaf(half, sums[n][i], state", "fmaf(half, 0.9f * sums[n][i], state", 1.0),
-        ("state.offsets[n][i] *= shrink;", "", 8.0),
-        ("(words[2] >> down_of(2) & 0x01000100u)", "(words[2] >> down_of(1) & 0x01000100u)", 1.0),
-        ("        rescale<BITS, false>(state);\n", "", 1.0),
+        ("held = inside && !(scale < 0.0f);", "held = inside;", ONE),
+        ("{scales[1], room > 8},", "{scales[1], true},", ONE),
+        ("fmaf(half, sums[n][i], state", "fmaf(half, 0.9f * sums[n][i], state", ONE),
+        ("state.offsets[n][i] *= shrink;", "", GROWING),
+        ("state.total[n][i] *= shrink;", "", GROWING),
+        ("state.o[n][t][i] *= shrink;", "", GROWING),
+        ("(words[2] >> down_of(2) & 0x01000100u)", "(words[2] >> down_of(1) & 0x01000100u)", ONE),
+        ("        rescale<BITS, false>(state);\n", "", ONE),
+        ("if (CAUSAL && BITS == 8) {", "if (false) {", CAUSAL_8),
     ],
-    ids=["holes", "the end of a page", "offsets", "a new maximum", "the last pair of 3 bits", "tiers"],
+    ids=[
+        "holes",
+        "the end of a page",
+        "offsets",
+        "offsets at a new maximum",
+        "sums of weights at a new maximum",
+        "the output at a new maximum",
+        "the last pair of 3 bits",
+        "tiers",
+        "later tokens of 8 bits",
+    ],
 )
 def test_a_mistake_does_not_pass(
-    line: str, instead: str, spread: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    line: str, instead: str, call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rows = filled(MIXED, 1, 128, holes=0.2, outside=float("nan"), spread=spread)
     wrong = with_mistake(tmp_path, "sm80/bucketed_attention", line, instead)
-    host = HostKernels(tmp_path, sources=wrong)
-    assert not _error(host, monkeypatch, rows, 1, 8, bucketed.Plan(2, 1)) < 0.01
+    assert not call.error(HostKernels(tmp_path, sources=wrong), monkeypatch) < 0.01
