@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from host_kernels import GXX, HostKernels, with_mistake
-from sm120_cases import BF16, ROUTINGS, Sm120Case, packed, worst
+from sm120_cases import BF16, ROUTINGS, Sm120Case, outputs, packed, worst
 from ttnn_moe.cuda.arch import HOPPER
-from ttnn_moe.cuda.moe.mxfp4_tiles import Tile
-from ttnn_moe.cuda.moe.sm120_mxfp4 import Sm120Mxfp4
+from ttnn_moe.cuda.moe.mxfp4_tiles import TILES_M, Tile
+from ttnn_moe.cuda.moe.sm120_mxfp4 import Sm120Mxfp4, tile_named
 from ttnn_moe.cuda.moe.uses import Use
 from ttnn_moe.formats import mxfp8, quantise_mxfp4
-from ttnn_moe.selfcheck.bounds import BOUND
+from ttnn_moe.selfcheck.bounds import BOUND, worst_error
 
 pytestmark = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 
@@ -47,6 +47,24 @@ def test_a_call_is_within_the_bound(
     """Copies land as late as they may."""
     built.use(monkeypatch)
     assert worst(case, tile) <= BOUND[BF16] and built.sound
+
+
+@pytest.mark.parametrize(
+    "case",
+    [SMALL, Sm120Case(64, 4, 32, 32, E=16, what="skewed"), Sm120Case(140, 1, 32, 32, what="one expert")],
+    ids=str,
+)
+def test_tiles_of_every_size_give_the_same_bits(
+    case: Sm120Case, built: HostKernels, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where one expert has 215 or 140 rows, and so several tiles."""
+    built.use(monkeypatch)
+    first, want, _ = outputs(case, TILES[0])
+    assert worst_error(first, want) <= BOUND[BF16]
+    for M in TILES_M:
+        out, _, clean = outputs(case, tile_named(str(M)))
+        assert clean and torch.equal(out, first), f"M = {M}"
+    assert built.sound
 
 
 def test_a_fused_tile_runs_where_another_kept_tile_is_not(built: HostKernels, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -74,7 +74,15 @@ class Sm120Case:
 
 
 def worst(case: Sm120Case, tile: Tile, arch: Arch = HOPPER, device: str = "cpu", hidden: Tensor | None = None) -> float:
-    """Run a call with a tile, in software; the largest error of a token; infinite where it wrote what it may not.
+    """The largest error of a token of `outputs`; infinite where the call wrote what it may not."""
+    out, want, clean = outputs(case, tile, arch, device, hidden)
+    return worst_error(out, want) if clean else float("inf")
+
+
+def outputs(
+    case: Sm120Case, tile: Tile, arch: Arch = HOPPER, device: str = "cpu", hidden: Tensor | None = None
+) -> tuple[Tensor, Tensor, bool]:
+    """Run a call with a tile, in software: its output, the oracle's, and whether it wrote only what it may.
 
     Experts without a token have NaN for scales.
     """
@@ -108,7 +116,7 @@ def worst(case: Sm120Case, tile: Tile, arch: Arch = HOPPER, device: str = "cpu",
     want = oracle(hidden, counted, weights, experts, numerics_of(family, plan.problem), start if case.add else None)
     n = T if case.bound is None else case.bound
     clean &= torch.equal(out[n:], start[n:])
-    return worst_error(out[:n], want[:n]) if clean else float("inf")
+    return out[:n], want[:n], clean
 
 
 def packed(tile: Tile) -> Tile:
