@@ -153,6 +153,15 @@ def test_attention_to_tiers_is_attention_to_all_tokens(n: int) -> None:
     assert sum(float(part.sum()) for part in mass) == pytest.approx((3 + 2) * n * 4, rel=1e-4)
 
 
+def test_scores_whose_exponentials_overflow() -> None:
+    rows, q = filled({2: [40], 8: [33], 16: [9]}, kv_heads=1, D=64, spread=100.0), torch.randn(1, 1, 2, 64)
+    k, v = rows.dense(0)
+    assert float((q[0, 0] @ k[:, 0].T).amax()) / 8 > 89, "past fp32's range"
+    want = F.scaled_dot_product_attention(*(x.transpose(0, 1).double() for x in (q[0], k, v)), enable_gqa=True)
+    got = quantized_attention_bucketed(q, rows.tiers, torch.tensor([0]))[0].transpose(0, 1)
+    assert torch.allclose(got.double(), want, atol=1e-3)
+
+
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("n", [1, 500])
 def test_a_tier_loses_what_its_bits_lose(bits: int, n: int) -> None:
