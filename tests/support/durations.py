@@ -13,6 +13,7 @@ SECONDS = {
     "cuda/test_cuda_host.py": 52,
     "cuda/test_sm90_host.py": 48,
     "tools/test_packaging.py": 46,
+    "cuda/test_rank_combine_host.py": 45,
     "tenstorrent/emulator/test_cost.py": 44,
     "tenstorrent/test_typed_operations.py": 44,
     "tools/test_selfcheck.py": 43,

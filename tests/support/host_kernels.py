@@ -7,6 +7,7 @@ import functools
 import hashlib
 import shutil
 import subprocess
+from collections.abc import Iterable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -116,13 +117,13 @@ class HostKernels:
             x, y, z = (*grid, 1, 1)[:3]
             together = next(n for n in range(min(self.together, x // cluster), 0, -1) if x // cluster % n == 0)
             sizes = x, y, z, block, cluster, together * cluster, shared_memory, int(self.late)
-            library = self._library(spec)
+            library = self.library(spec)
             self.sound &= bool(library.run(places, *sizes))
             self.traces[spec.name] = library.trace().decode()
 
         return run
 
-    def _library(self, spec: Spec) -> ctypes.CDLL:
+    def library(self, spec: Spec) -> ctypes.CDLL:
         source = self.sources.get(spec.name, Path(f"{spec.name}.cu"))
         where = self.where if spec.name in self.sources else session_folder()
         return _library(where, source, spec.entry, spec.defines)
@@ -170,10 +171,23 @@ def with_mistake(where: Path, name: str, line: str, instead: str, source_file: P
 
     source_file: of a kernel that is not under gpu_kernels/cuda.
     """
-    source = _whole(f"{name}.cu", set(), source_file)
-    assert line in source
+    return with_mistakes(where, name, [(line, instead)], source_file)
+
+
+def with_mistakes(
+    where: Path,
+    name: str,
+    mistakes: Iterable[tuple[str, str]],
+    source_file: Path | None = None,
+    without: Iterable[str] = (),
+) -> dict[str, Path]:
+    """As with_mistake, of several lines. without: headers that are left out."""
+    source = _whole(f"{name}.cu", set(without), source_file)
+    for line, instead in mistakes:
+        assert line in source
+        source = source.replace(line, instead)
     wrong = where / "wrong.cu"
-    wrong.write_text(source.replace(line, instead))
+    wrong.write_text(source)
     return {name: wrong}
 
 

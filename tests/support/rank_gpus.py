@@ -37,10 +37,12 @@ class OnGpus(ABC):
         runs: launches, each of the ranks at its place in `groups`: a GPU and ranks of it.
     """
 
+    device = "cuda:{}"
+
     def __init__(self, plan: RingPlan, gpu_of: Sequence[int], absent: Sequence[int], first: int, apart: bool = False):
         self.gpu_of, self.runs, self.calls = list(gpu_of) or [0] * plan.R, list[RankKernel](), 0
         gpus = sorted(set(self.gpu_of))
-        self.heaps = [torch.zeros(plan.heap, dtype=torch.uint8, device=f"cuda:{gpu}") for gpu in self.gpu_of]
+        self.heaps = [torch.zeros(plan.heap, dtype=torch.uint8, device=self.device.format(gpu)) for gpu in self.gpu_of]
         if first:
             rings = (plan.intra + 1) * plan.inter * plan.sms * plan.W
             for heap in self.heaps:
@@ -252,7 +254,7 @@ class DispatchOnGpus(OnGpus):
         self.bound: dict[int, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         self.keep: list[object] = []
         for gpu, ranks in self.groups:
-            device = f"cuda:{gpu}"
+            device = self.device.format(gpu)
             run: RankDispatch | NodeDispatch
             if isinstance(plan, NodeDispatchPlan):
                 run = NodeDispatch(plan, self.placement, gpu, ranks, self.addresses, timeout)
@@ -332,6 +334,10 @@ class GpuRanks(OnGpus):
         self.masks = [torch.randint(0, 1 << R, (T,), generator=g) for T in tokens]
         # [R, T, H] of each destination
         self.parts = [torch.randn(R, T, H, generator=g).to(plan.dtype) for T in tokens]
+        if plan.dtype is torch.bfloat16:  # the first and the last rank cancel: such a sum shows its order
+            for part in self.parts:
+                part[0, ::2] *= 2.0**16
+                part[-1, ::2] = -part[0, ::2]
         self.added = [torch.randn(2, T, H, generator=g).to(plan.dtype) for T in tokens]
         self.outs: dict[int, torch.Tensor] = {}
         self.bound: dict[int, torch.Tensor] = {}
@@ -344,7 +350,7 @@ class GpuRanks(OnGpus):
                 run = RankCombine(plan, gpu, ranks, self.addresses, timeout)
             self.runs.append(run)
             for n, rank in enumerate(ranks):
-                self._bind(run, n, rank, f"cuda:{gpu}")
+                self._bind(run, n, rank, self.device.format(gpu))
         self.synchronize()
 
     def _bind(self, run: RankCombine | NodeCombine, n: int, rank: int, device: str) -> None:

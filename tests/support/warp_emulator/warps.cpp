@@ -12,6 +12,7 @@ std::vector<Meeting> of_warp, of_warpgroup, of_block, of_cluster;
 std::vector<std::array<Named, 16>> of_names;
 std::vector<Flight> flights;
 int current, threads, cluster, together, shared_bytes;
+unsigned first_block;
 bool late, failed;
 uint64_t events;
 std::function<void()> kernel;
@@ -146,11 +147,10 @@ bool run_grid(Index grid, int block, int blocks_of_cluster, int at_a_time, int b
     failed = false;
     trace.clear();
     for (unsigned z = 0; z < grid.z; ++z)
-        for (unsigned y = 0; y < grid.y; ++y)
-            for (unsigned x = 0; x < grid.x && !failed; x += together) {
-                blockIdx = {x, y, z};
-                run_together();
-            }
+        for (first_block = 0; first_block < grid.x * grid.y && !failed; first_block += together) {
+            blockIdx.z = z;
+            run_together();
+        }
     return !failed;
 }
 

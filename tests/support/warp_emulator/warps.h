@@ -116,6 +116,7 @@ extern std::vector<Meeting> of_warp, of_warpgroup, of_block, of_cluster;
 extern std::vector<std::array<Named, 16>> of_names;
 extern std::vector<Flight> flights;
 extern int current, threads, cluster, together, shared_bytes;
+extern unsigned first_block;  // of those that run, among those of its z
 extern bool late, failed;
 extern uint64_t events;  // where it does not grow, all wait
 extern std::function<void()> kernel;
@@ -135,7 +136,9 @@ inline unsigned char* memory_of(int rank) { return memories[block() / cluster * 
 inline void become(int fiber) {
     current = fiber;
     threadIdx.x = fiber % threads;
-    blockIdx.x = blockIdx.x / together * together + block();
+    const unsigned at = first_block + block();
+    blockIdx.x = at % gridDim.x;
+    blockIdx.y = at / gridDim.x;
 }
 
 // Lets the other fibers run.
@@ -169,7 +172,7 @@ inline void land(const Copy& copy) {
     std::memset(to + copy.bytes, 0, copy.zeros);
 }
 
-// A grid of blocks, some clusters at a time; shared memory holds NaN at first. False after a failure.
+// A grid of blocks, some clusters of a z at a time; shared memory holds NaN at first. False after a failure.
 bool run_grid(Index grid, int block, int blocks_of_cluster, int at_a_time, int bytes, bool copies_are_late,
               std::function<void()> body);
 
