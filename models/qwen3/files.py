@@ -55,13 +55,16 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
-def read_text(path: Path) -> str:
+def read_text(path: Path, remedy: str | None = None) -> str:
     """The text of a file.
+
+    Args:
+        remedy: for a file that cannot be read.
 
     Raises:
         CheckpointError: unreadable, not UTF-8, or larger than MOST_BYTES.
     """
-    with reading(path):
+    with reading(path, remedy=remedy):
         _check_size(path)
         try:
             return path.read_text(encoding="utf-8")

@@ -75,6 +75,12 @@ def test_what_is_no_format_is_refused(text):
         ModelFormats.parse(text)
 
 
+@pytest.mark.parametrize("item", ["kv=foo", "kv=bfloat4_b", "kv@1=bfloat8_b"])
+def test_a_wrong_format_of_the_cache_names_those_that_it_has(item):
+    with pytest.raises(ContractError, match=f"KV cache .*; got '{item}'; expected kv=bfloat16 or kv=bfloat8_b"):
+        ModelFormats.parse(item)
+
+
 @pytest.mark.parametrize("item", ["gate_up@5-2=bfloat8_b", "attention@8=bfloat8_b", "experts@0-8=bfloat8_b"])
 def test_layers_that_are_not_there_are_refused(item):
     words = rf"names no layers of the model; got '{item}'; expected GROUP@FIRST-LAST, FIRST <= LAST <= 7\."

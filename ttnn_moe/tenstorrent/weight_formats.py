@@ -135,6 +135,9 @@ class ModelFormats:
             if group == "layout" and first is None and form in LAYOUTS:
                 layout = form
                 continue
+            if group == "kv" and (form not in KV_FORMATS or first is not None):
+                expected = " or ".join(f"kv={one}" for one in KV_FORMATS)
+                raise ContractError("the KV cache has one format in all layers", got=repr(item), expected=expected)
             if form not in FORMATS or group not in (*GROUPS, "experts"):
                 raise ContractError(
                     "unknown weight format",
@@ -143,9 +146,6 @@ class ModelFormats:
                 )
             if group == "embedding" and form != FORMATS[0]:
                 raise ContractError("the embedding is read by rows", got=repr(item), expected="embedding=bfloat16")
-            if group == "kv" and (form not in KV_FORMATS or first is not None):
-                expected = " or ".join(f"kv={one}" for one in KV_FORMATS)
-                raise ContractError("the KV cache has one format in all layers", got=repr(item), expected=expected)
             if group == "head" and first is not None:
                 raise ContractError("the head is in no layer", got=repr(item), expected=f"head={form}")
             span = () if first is None else (int(first), int(last or first))

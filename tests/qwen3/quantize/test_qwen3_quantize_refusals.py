@@ -81,7 +81,11 @@ OUTS: dict[str, tuple[Callable[[Path, Path], dict[str, Any]], str]] = {
         lambda *_: {"calibrate": ROOT / "LICENSE", "tokens": -5},
         "tokens is out of range; got tokens=-5; expected an integer, 1",
     ),
-    "an absent text": (lambda out, tmp: {"calibrate": tmp / "none"}, "none cannot be read"),
+    "an absent text": (lambda out, tmp: {"calibrate": tmp / "none"}, "none cannot be read; .*; to fix it: name a text"),
+    "a folder as the text": (
+        lambda out, tmp: {"calibrate": tmp},
+        "cannot be read; got IsADirectoryError.*; to fix it: name a text file",
+    ),
     "a text for a format without calibration": (
         lambda *_: {"format": "mxfp4", "calibrate": ROOT / "LICENSE"},
         "mxfp4 is not calibrated; got the text .*LICENSE; to fix it: .* another format: int4_24\\.$",
