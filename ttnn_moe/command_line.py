@@ -35,6 +35,10 @@ def guarded(command: Callable[[], int]) -> int:
     def interrupt(number: int, frame: FrameType | None) -> None:
         nonlocal interrupted
         interrupted = True  # an import may turn the exception into another
+        if _imports(frame):  # or swallow it, as torch's import of numpy does, and the command would go on
+            _end_output()
+            _say("interrupted")
+            os._exit(INTERRUPTED)
         raise KeyboardInterrupt
 
     handler = None
@@ -67,6 +71,15 @@ def guarded(command: Callable[[], int]) -> int:
     finally:
         if handler is not None:
             signal.signal(signal.SIGINT, handler)
+
+
+def _imports(frame: FrameType | None) -> bool:
+    """Whether a module is being imported by the command."""
+    while frame is not None and frame.f_code is not guarded.__code__:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def _told(error: BaseException) -> int:

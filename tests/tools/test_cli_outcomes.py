@@ -207,7 +207,7 @@ except KeyboardInterrupt as error:
 
 
 @pytest.mark.parametrize("entry", [["-m", "ttnn_moe"], ["-c", "from ttnn_moe.__main__ import main; main()"]])
-@pytest.mark.parametrize("answer", ["raise", "raise ImportError('numpy failed') from error"])
+@pytest.mark.parametrize("answer", ["raise", "raise ImportError('numpy failed') from error", "print('went on')"])
 def test_ctrl_c_during_imports(entry: list[str], answer: str, tmp_path: Path) -> None:
     """A torch that is slow to import stands in for torch."""
     (tmp_path / "torch.py").write_text(TORCH.format(answer=answer))
