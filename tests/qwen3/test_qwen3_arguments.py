@@ -257,6 +257,25 @@ def test_caches_that_an_engine_does_not_take() -> None:
     sizes = tiny().cache_sizes
     with pytest.raises(RequestError, match="another model"):
         Engine(tiny(), cache=PagedCache(type(sizes)(**{**vars(sizes), "layers": 2}), 2, 32, 4))
+    with pytest.raises(RequestError, match="no cache; got 5; expected a RowCache"):
+        Engine(tiny(), cache=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("options", [{"memory": 1 << 20}, {"page": 16}, {"kv": "bucketed"}], ids=str)
+def test_a_given_cache_has_its_own_pages(options: dict[str, Any]) -> None:
+    given, (name,) = tiny().new_cache(2, 64), options
+    with pytest.raises(RequestError, match=f"a given cache has its own pages; got cache= and {name}; expected one"):
+        Engine(tiny(), cache=given, **options)
+    assert Engine(tiny(), cache=given).rows == 2
+
+
+def test_rows_of_an_engine_end_at_65536() -> None:
+    def rows(asked: int) -> int:
+        return Limits(asked, 64, None, None, None, None).checked(tiny(), None, "paged").rows
+
+    assert rows(65_536) == 65_536
+    with pytest.raises(RequestError, match=r"rows is out of range; got rows=65537; expected an integer, 1 \.\. 65536"):
+        rows(65_537)
 
 
 @pytest.mark.parametrize("options", [{"prefill_chunk": 2.5}, {"prefill_chunk": True}, {"engine": 5}, {"on_token": 5}])

@@ -321,6 +321,15 @@ def test_too_many_that_wait_are_refused() -> None:
     assert sorted(collect(serving)) == [0, 1, 2]
 
 
+def test_a_call_may_have_as_many_prompts_as_rows_and_those_that_may_wait() -> None:
+    serving = engine(2, max_waiting=1)
+    options = {"engine": serving, "max_new_tokens": 1, "stop_ids": ()}
+    assert len(generate(tiny(), [[1]] * 3, **options).tokens) == 3
+    with pytest.raises(RequestError, match="would wait; got 4 prompts for 2 rows; expected at most 3"):
+        generate(tiny(), [[1]] * 4, **options)
+    assert not serving.busy
+
+
 def test_a_cache_has_one_engine_at_a_time(kv: str) -> None:
     first = engine(kv=kv)
     with pytest.raises(RequestError, match="in use.*got the cache of another engine.*close that engine"):
