@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
+import typer
 from safetensors.torch import load_file
 
 from model_ranks import by_ranks
@@ -22,7 +24,7 @@ from ttnn_moe.models.qwen3.parallel import load_shared
 from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.graphs import Again
 from ttnn_moe.models.qwen3.runtime.scheduler import Chunk, Scheduler
-from ttnn_moe.models.qwen3.tiny import finetune_int4_24
+from ttnn_moe.models.qwen3.tiny import finetune_int4_24, train, train_long
 from ttnn_moe.parallel.ranks import Ranks, RankStopped
 
 LARGEST = 2_000_000
@@ -87,6 +89,27 @@ def test_fine_tuning_writes_the_experts_that_it_trained(tmp_path: Path, monkeypa
     ]
     was = load_model(TINY, device="cpu").layers[0].attention.qkv.weight[: len(attention)]
     assert attention.dtype == torch.bfloat16 and not torch.equal(attention, was), "nothing else was trained"
+
+
+@pytest.mark.parametrize("script", [train, train_long, finetune_int4_24], ids=lambda one: one.__name__.split(".")[-1])
+def test_a_place_that_a_training_could_not_write_is_refused_before_it(
+    script: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    def trains(*_: object) -> None:
+        raise AssertionError("the training began")
+
+    monkeypatch.setattr(script, "Network", trains)
+    (tmp_path / "file").touch()
+    app = typer.Typer()
+    app.command()(script.main)
+    places = {"file": "a file; give", "file/in/it": "a file; give"}
+    if script is finetune_int4_24:
+        places["."] = "holds files; give"
+    for place, words in places.items():
+        result = CliRunner().invoke(app, ["--out", str(tmp_path / place)])
+        assert result.exit_code == 2 and words in " ".join(result.output.replace("│", " ").split()), result.output
 
 
 def loaded(mlp: MoE, words: torch.Tensor) -> None:

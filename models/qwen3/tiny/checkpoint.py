@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
+import typer
 from safetensors.torch import save
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -65,6 +67,27 @@ def shards(tensors: Mapping[str, Tensor]) -> dict[str, bytes]:
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(where.items()))}
     out["model.safetensors.index.json"] = _json(index)
     return out
+
+
+def check_place(out: Path, empty: bool = False) -> None:
+    """Check before a training that its --out can become a directory of this user's; nothing is made.
+
+    Args:
+        empty: it may hold no files yet.
+
+    Raises:
+        typer.BadParameter: it cannot.
+    """
+    near = next(path for path in (out, *out.absolute().parents) if path.exists())
+    wrong = None
+    if not near.is_dir():
+        wrong = f"{near} is a file; give a directory"
+    elif not os.access(near, os.W_OK | os.X_OK):
+        wrong = f"this user cannot write to {near}; give another directory"
+    elif empty and out.is_dir() and any(out.iterdir()):
+        wrong = f"{out} holds files; give a directory that is empty, or none yet"
+    if wrong is not None:
+        raise typer.BadParameter(wrong, param_hint="--out")
 
 
 def write(

@@ -89,6 +89,7 @@ def main(
     graphs: Annotated[bool, typer.Option(help="CUDA graphs on CUDA.")] = True,
 ) -> None:
     """Fine-tune the bundled checkpoint for int4_24 experts, and write it."""
+    checkpoint.check_place(out, empty=True)
     on_cuda = device.startswith("cuda")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism
     tokenizer = build()

@@ -58,8 +58,7 @@ def main(
     on_cuda = device.startswith("cuda")
     if on_cuda and not torch.cuda.is_available():
         raise typer.BadParameter("no CUDA device is here; use --device cpu", param_hint="--device")
-    if out.exists() and not out.is_dir():
-        raise typer.BadParameter(f"{out} is a file; give a directory", param_hint="--out")
+    checkpoint.check_place(out)
     # the workers are the parallelism
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     tokenizer = build()

@@ -39,6 +39,7 @@ def main(
     every: Annotated[int, typer.Option(help="Print the loss after so many steps.")] = 50,
 ) -> None:
     """Train and write it."""
+    checkpoint.check_place(out)
     CONFIG.update(rope_theta=68_000.0, max_position_embeddings=2 * LENGTH)
     network = Network(seed)
     load(network, start)
