@@ -135,7 +135,9 @@ def test_a_problem_within_them_is_not() -> None:
     assert AscendBackend().why_not(Problem(0, 128, 8, 2048, 768, torch.float16, device="npu")) is None
 
 
-@pytest.mark.parametrize("sizes", [(4, 1024, 2, 64, 64), (4, 512, 512, 64, 64), (4, 8, 2, 65535, 64)], ids=str)
+@pytest.mark.parametrize(
+    "sizes", [(4, 1024, 2, 64, 64), (4, 512, 512, 64, 64), (4, 8, 2, 65535, 64), (4, 8, 2, 64, 65535)], ids=str
+)
 def test_a_problem_at_a_limit_is_not_refused(sizes: tuple[int, ...]) -> None:
     assert AscendBackend().why_not(Problem(*sizes, BF16, device="npu")) is None
 
