@@ -26,6 +26,7 @@ from typing import Annotated, Any
 
 import typer
 import vllm_serve as serve
+from need_gpu import need_gpu, need_vllm
 
 SPLITS = {"tp": "tensor parallel", "dp": "data parallel, with expert parallelism"}
 KV_GIB = 6
@@ -303,7 +304,10 @@ def main(
     if part is not None:
         member(chosen[0], part, rank, rounds, serve.numbers(steps), layers, sizes)
         return
-    if not dry_run:  # so that the engines are ended too
+    if not dry_run:
+        need_gpu()
+        need_vllm()
+        # so that the engines are ended too
         signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended from outside"))
     options = ["--rounds", str(rounds), "--steps", steps, "--layers", str(layers), "--sizes", sizes]
     with tempfile.TemporaryDirectory() as made:

@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from need_gpu import need_gpu, need_vllm
 from qwen3_engine import draw, spread
 from vllm_random import FORMAT
 
@@ -318,6 +319,10 @@ def main(
     chosen, counts = kinds.split(","), sorted(numbers(rows), reverse=True)
     if unknown := set(chosen) - set(KINDS):
         raise typer.BadParameter(f"{sorted(unknown)}: not of {list(KINDS)}", param_hint="--kinds")
+    if part is None and not dry_run:
+        need_gpu()
+        if set(chosen) != {"ours"}:
+            need_vllm()
     with tempfile.TemporaryDirectory() as made:
         folder = Path(made)
         if part is not None:

@@ -87,11 +87,20 @@ def test_help_measures_nothing(name: str) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="it would measure")
-@pytest.mark.parametrize("name", ["kv_attention", "kv_bytes", "mxfp4_layer", "qwen3_engine", "qwen3_gpu"])
+@pytest.mark.parametrize(
+    "name", ["kv_attention", "kv_bytes", "mxfp4_layer", "qwen3_engine", "qwen3_gpu", "vllm_ranks", "vllm_serve"]
+)
 def test_without_a_gpu_the_error_has_one_line(name: str) -> None:
     command = [sys.executable, f"benchmarks/{name}.py"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"PYTHONPATH": "."}, check=False)
     assert done.returncode != 0 and len(done.stderr.splitlines()) == 1 and "CUDA GPU" in done.stderr
+
+
+def test_without_vllm_the_error_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    need = script("need_gpu")
+    monkeypatch.setattr(need, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="needs vLLM: pip install"):
+        need.need_vllm()
 
 
 def test_without_matplotlib_the_error_has_one_line(monkeypatch: pytest.MonkeyPatch) -> None:

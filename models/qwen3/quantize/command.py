@@ -62,7 +62,8 @@ def quantize(
         report = work.run(progress)
     rows = {"shards": f"{report.shards}, {report.kept} of them kept from before"}
     if report.fewest is not None:
-        rows["fewest tokens of an expert"] = str(report.fewest)
+        _, H, I = work.sizes
+        rows["fewest tokens of an expert"] = f"{report.fewest}; enough: several times {max(H, I)}"
     console.print(terminal.table(str(out), {**rows, "time": terminal.seconds(time.perf_counter() - start)}))
 
 

@@ -198,7 +198,9 @@ def test_generate_runs_what_the_command_makes(model: Path, text: Path, tmp_path:
     arguments = ["--model", str(model), "--out", str(out), "--calibrate", str(text), "--device", "cpu"]
     for kept in (0, 4):
         assert run(monkeypatch, "quantize", *arguments) == 0
-        assert f"4, {kept} of them kept" in capsys.readouterr().out
+        told = capsys.readouterr().out
+        assert f"4, {kept} of them kept" in told
+        assert ("; enough: several times 64" in told) == (kept == 0), "nothing was calibrated the second time"
     assert run(monkeypatch, "generate", "--model", str(out), "--prompt", "a", "--max-new-tokens", "3") == 0
     assert "new tokens" in capsys.readouterr().err
     assert run(monkeypatch, "quantize", "--format", "int4_24", "--model", str(model), "--out", str(out)) == 2
