@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from functools import partial
 
 import pytest
@@ -16,7 +17,7 @@ from ttnn_moe.kv.bucketed import allocation
 from ttnn_moe.kv.bucketed.cache import BucketedCache
 from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.kv.pages import PagePool
-from ttnn_moe.models.qwen3 import Engine
+from ttnn_moe.models.qwen3 import Engine, Qwen3Moe
 from ttnn_moe.models.qwen3.runtime import limits
 from ttnn_moe.models.qwen3.runtime.engine import Load
 from ttnn_moe.models.qwen3.runtime.requests import Stats
@@ -271,6 +272,16 @@ def test_a_request_waits_for_pages_and_for_a_row_and_nobody_overtakes_it() -> No
     whole = serving.add([5] * 76, max_new_tokens=5, stop_ids=())  # 80: all pages
     assert serving.waits_for(whole) == "the next step"
     assert len(collect(serving)[whole]) == 5
+
+
+def test_a_step_counts_the_time_of_its_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU the model runs in it."""
+    forward = Qwen3Moe.forward
+    monkeypatch.setattr(Qwen3Moe, "forward", lambda *args: [time.sleep(0.02), forward(*args)][1])
+    serving = engine(1)
+    serving.add([5], max_new_tokens=4, stop_ids=())
+    collect(serving)
+    assert serving.stats.decode_steps == 3 and serving.stats.decode_s >= 3 * 0.02
 
 
 def test_the_figures_of_processes_side_by_side() -> None:

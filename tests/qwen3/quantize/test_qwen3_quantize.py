@@ -76,6 +76,29 @@ def test_the_experts_are_those_of_quantise_experts_and_the_rest_stays(form: str,
     assert not (out / UNFINISHED).exists()
 
 
+def test_what_belongs_to_the_text_comes_along_and_nothing_else(tmp_path: Path) -> None:
+    source, out = made(tmp_path / "model"), tmp_path / "out"
+    more = ("special_tokens_map.json", "added_tokens.json", "vocab.json", "merges.txt", "LICENSE")
+    for name in (*more, "notes.txt"):
+        (source / name).write_text(f"of {name}")
+    quantize_model(source, out, device="cpu")
+    for name in (*more, "tokenizer_config.json"):
+        assert (out / name).read_bytes() == (source / name).read_bytes()
+    assert not (out / "notes.txt").exists()
+
+
+def test_the_memory_that_a_conversion_asks_for(tmp_path: Path, text: Path) -> None:
+    """Three times the largest shard, an expert in fp32 with its search, and the calibration's hidden states."""
+    source, out = made(tmp_path / "model"), tmp_path / "out"
+    plain = convert.Conversion(source, out, device="cpu")
+    calibrated = convert.Conversion(source, out, calibrate=text, tokens=300, device="cpu")
+    plain.run()
+    shards = [load_file(path).values() for path in out.glob("*.safetensors")]
+    H = I = SIZES["hidden_size"]
+    assert plain.memory == 3 * max(sum(tensor.nbytes for tensor in shard) for shard in shards) + 3 * H * I * 64
+    assert calibrated.memory - plain.memory == 300 * H * 16 + 50 * H * H
+
+
 def inputs_of(network: Qwen3Moe, ids: torch.Tensor) -> list[tuple[torch.Tensor, Routing]]:
     """What each layer with experts gets."""
     found = []
