@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,16 @@ def test_what_belongs_to_the_text_comes_along_and_nothing_else(tmp_path: Path) -
     for name in (*more, "tokenizer_config.json"):
         assert (out / name).read_bytes() == (source / name).read_bytes()
     assert not (out / "notes.txt").exists()
+
+
+def test_a_model_is_known_by_its_config_and_by_every_byte_of_its_files_in_their_order(tmp_path: Path) -> None:
+    """Another formula would refuse to go on with conversions that were begun before."""
+    source = made(tmp_path / "model", shards="20KB")
+    digests = [sha256(path.read_bytes()).hexdigest() for path in sorted(source.glob("*.safetensors"))]
+    assert len(digests) > 4
+    config = json.dumps(json.loads((source / "config.json").read_text()), sort_keys=True)
+    want = sha256("\n".join([config, *digests]).encode()).hexdigest()
+    assert convert.fingerprint(Checkpoint(source)) == want
 
 
 def test_the_memory_that_a_conversion_asks_for(tmp_path: Path, text: Path) -> None:

@@ -133,6 +133,18 @@ def test_a_full_disk_is_refused_before_any_shard(model: Path, tmp_path: Path, mo
     assert not list((tmp_path / "out").iterdir())
 
 
+def test_a_run_that_goes_on_needs_room_for_what_is_missing_alone(model: Path, out: Path, monkeypatch) -> None:
+    (out / "model-00003-of-00004.safetensors").unlink()
+    held = sum(path.stat().st_size for path in out.iterdir())
+    needed = convert.Conversion(model, out, device="cpu").disk - held
+    free = [needed - 2048, needed]
+    monkeypatch.setattr(convert.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, free.pop(0)))
+    with pytest.raises(RequestError, match=r"too full; .*; to fix it: make room for 2\.00 KiB more, or"):
+        quantize_model(model, out, device="cpu")
+    report = quantize_model(model, out, device="cpu")
+    assert (report.shards, report.kept) == (4, 3)
+
+
 @pytest.mark.parametrize(
     ("out", "words"),
     [
