@@ -34,6 +34,9 @@ def report() -> Iterator[str]:
             troubles.setdefault(reason, one.remedy)
         elif (path := _in_the_way(one.where)) is not None:
             troubles.setdefault(f"{path}, which is no folder", f"set {one.setting} to a folder")
+        elif (path := _closed(one.where)) is not None:
+            wrong = f"{path}, in which this user cannot make folders"
+            troubles.setdefault(wrong, f"set {one.setting} to a folder that this user can write to")
     refused = [f"{reason}; to fix it: {remedy}" for reason, remedy in troubles.items()]
     if refused:
         raise ContractError("a cache is not used", got=refused[0], details=refused[1:])
@@ -59,6 +62,12 @@ def _folders(store: Store) -> dict[str, CacheFolder]:
 def _in_the_way(where: Path) -> Path | None:
     """What stands in the place of a folder or of one above it, and is none."""
     return next((path for path in (where, *where.parents) if os.path.lexists(path) and not os.path.isdir(path)), None)
+
+
+def _closed(where: Path) -> Path | None:
+    """The folder in which a folder that is not there would be made, if this user cannot write to it."""
+    near = next(path for path in (where, *where.parents) if path.is_dir())
+    return None if near == where or os.access(near, os.W_OK | os.X_OK) else near
 
 
 def _megabytes(found: list[tuple[Path, os.stat_result]]) -> float:

@@ -13,8 +13,8 @@ import pytest
 from command import run
 from paths import ROOT, TINY
 from processes import run_python
+from ttnn_moe import caches, doctor
 from ttnn_moe import command_line as gate
-from ttnn_moe import doctor
 from ttnn_moe.cache_folder import CacheFolder
 
 SMALL = ["--experts", "8", "--topk", "2", "--hidden", "64", "--intermediate", "64"]
@@ -247,4 +247,15 @@ def test_cache_says_that_its_folder_is_a_file(tmp_path: Path, monkeypatch, capsy
     code, _, err = shown(monkeypatch, capsys, "cache")
     assert code == 2 and err.count(f"{file}, which is no folder; to fix it: set TTNN_MOE_CACHE_DIR to a folder") == 1
     monkeypatch.setenv("TTNN_MOE_CACHE_DIR", str(tmp_path / "not" / "made yet"))
+    assert shown(monkeypatch, capsys, "cache")[0] == 0
+
+
+def test_cache_says_where_its_folders_cannot_be_made(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.setenv("TTNN_MOE_CACHE_DIR", str(tmp_path / "none"))
+    monkeypatch.setattr(caches.os, "access", lambda path, mode: path != tmp_path)  # root may write everywhere
+    code, out, err = shown(monkeypatch, capsys, "cache")
+    assert code == 2 and "0 kernels" in out
+    assert err.count(f"got {tmp_path}, in which this user cannot make folders; to fix it: set TTNN_MOE_CACHE_DIR") == 1
+    for name in ("kernels", "tiles", "emulator", "tenstorrent"):  # read-only folders serve what they hold
+        (tmp_path / "none" / name).mkdir(parents=True, mode=0o700)
     assert shown(monkeypatch, capsys, "cache")[0] == 0
