@@ -41,7 +41,7 @@ __device__ __forceinline__ void copy_16(u32 to, const void* from, u64 policy) {
                  : "memory");
 }
 
-// 16 bytes, or zeros; `from` is an address in either case.
+// 16 bytes, or zeros: nothing is read then.
 __device__ __forceinline__ void copy_16_or_zeros(u32 to, const void* from, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(valid ? 16 : 0)
                  : "memory");
