@@ -163,7 +163,7 @@ class ExpertsQwen3(Qwen3Moe):
         Args:
             staying: this rank may have tokens later.
         """
-        self.check()
+        self.check(nan=False)
         going = self.take(0, staying)
         if self.turns.most:
             self._serve()
@@ -183,7 +183,7 @@ class ExpertsQwen3(Qwen3Moe):
             pass
         if self._kernels:
             torch.cuda.synchronize(self.device)
-            self.check()
+            self.check(nan=False)
 
     def why_not_captured(self) -> str | None:
         if self._exchange == BY_KERNELS and self.device.type == "cuda":
@@ -194,14 +194,18 @@ class ExpertsQwen3(Qwen3Moe):
         """Those of an engine's steps."""
         return TurnGraphs(self)
 
-    def check(self) -> None:
-        """Raise PeerStopped where a kernel of a step that is over says so. Waits for nothing."""
+    def check(self, nan: bool) -> None:
+        """See SharesSteps. PeerStopped: a kernel says so. RankStopped: a rank reported that its experts failed.
+
+        Such a rank reports before it sends NaN for its sums.
+        """
         for kernels in self._kernels.values():
             kernels.check()
+        if nan:
+            self.turns.check()
 
-    def explain_nan(self) -> None:
-        """See ExplainsNaN: a rank whose experts fail sends NaN for its sums, and reports it before."""
-        self.turns.check()
+    def fail(self, error: BaseException) -> None:
+        """See SharesSteps: `owed` says what the others wait for."""
 
     def shared(self) -> list[SharedMoE]:
         """The layers with experts."""

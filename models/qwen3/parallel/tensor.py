@@ -132,15 +132,15 @@ class TensorQwen3(Qwen3Moe):
         return SumGraphs(graphs.graphs_for(self.device, self._sums.alone), self._sums)
 
     def fail(self, error: BaseException) -> None:
-        """See LearnsFailures."""
+        """See SharesSteps."""
         self._sums.fail(error)
 
     def logits(self, x: Tensor) -> Tensor:
         weight = self.embed.weight[self._first :][: self._words] if self.head is None else self.head.weight
         return self._sums.gather(decoder.norm_linear(x, self.norm.weight, self.norm.eps, weight))
 
-    def check(self) -> None:
-        """See Sums."""
+    def check(self, nan: bool) -> None:
+        """See SharesSteps."""
         self._sums.check()
 
 

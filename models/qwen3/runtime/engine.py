@@ -24,7 +24,7 @@ from ttnn_moe.visible import shown
 from ..tokenizer import Tokenizer
 from .captured import runner_for
 from .graphs import Progress
-from .language_model import ChecksSteps, ExplainsNaN, LanguageModel, LearnsFailures, check_model, fresh_of
+from .language_model import LanguageModel, SharesSteps, check_model, fresh_of
 from .life import Life
 from .limits import Limits, check_queue, check_room, check_waiting
 from .owners import claim, give_up
@@ -124,9 +124,7 @@ class Engine:
         self._chunk: Chunk = limits.prefill_chunk
         self._together: Sequence[Request] = ()
         self._life = Life()
-        self._check = model.check if isinstance(model, ChecksSteps) else None
-        self._explain = model.explain_nan if isinstance(model, ExplainsNaN) else None
-        self._fail = model.fail if isinstance(model, LearnsFailures) else None
+        self._shared = model if isinstance(model, SharesSteps) else None
         claim(self.cache, self)  # last: an engine that was not made has no cache
 
     def add(self, prompt: Sequence[int], **options: Unpack[Options]) -> int:
@@ -336,10 +334,8 @@ class Engine:
             self._life.stepping = True
             with on_host(), on(self.model.device):
                 finished = run(scheduler.step)
-            if self._check is not None:
-                self._check()
-            if self._explain is not None and any(token == NAN for step in finished for _, token in step.tokens):
-                self._explain()
+            if self._shared is not None:
+                self._shared.check(any(token == NAN for step in finished for _, token in step.tokens))
             for step in finished:
                 before = len(out)
                 out += [self._take(request, token, keep) for request, token in step.tokens if not request.over]
@@ -352,8 +348,8 @@ class Engine:
         except BaseException as error:
             # some of it may have happened; the error itself would hold this engine, and so its memory
             self._life.error = shown(error)
-            if self._fail is not None:
-                self._fail(error)
+            if self._shared is not None:
+                self._shared.fail(error)
             raise
         finally:
             self._life.stepping = False

@@ -134,24 +134,15 @@ def fresh_of(model: LanguageModel) -> Callable[[], int]:
 
 
 @runtime_checkable
-class LearnsFailures(LanguageModel, Protocol):
-    """A model that several processes run in step: where a step fails in one, its next would meet another of theirs."""
+class SharesSteps(LanguageModel, Protocol):
+    """A model that several processes run: a step may end because one of them stopped or failed."""
+
+    def check(self, nan: bool) -> None:
+        """Raise what went wrong in a step that is over.
+
+        Args:
+            nan: a token of the step is NaN, and another process may be why. Otherwise `check` waits for nothing.
+        """
 
     def fail(self, error: BaseException) -> None:
-        """This error ended a step, or what came before the model in it."""
-
-
-@runtime_checkable
-class ExplainsNaN(LanguageModel, Protocol):
-    """A model that several processes run: NaN in a step's logits may come of another one's failure."""
-
-    def explain_nan(self) -> None:
-        """Raise that failure, if there is one."""
-
-
-@runtime_checkable
-class ChecksSteps(LanguageModel, Protocol):
-    """A model that several processes run: a step may end because one of them stopped."""
-
-    def check(self) -> None:
-        """Raise what went wrong in a step that is over. Waits for nothing."""
+        """This error ended a step of this process, in the model or before it."""
