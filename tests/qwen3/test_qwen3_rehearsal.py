@@ -19,6 +19,7 @@ class Late(Again):
     early = False
 
     def __init__(self) -> None:
+        super().__init__()
         self.begun, self.made, self.busiest = list[int](), 0, 1
 
     def begin(self, tokens: int, most: int) -> int | None:
