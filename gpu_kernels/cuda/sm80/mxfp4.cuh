@@ -66,17 +66,13 @@ __device__ __forceinline__ void place_neighbours(u32 (&pairs)[4], u32 word) {
     }
 }
 
-// What a large scale is beyond its factor.
-__device__ __forceinline__ void enlarge_pairs(u32 (&pairs)[4], const Factor& by) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) pairs[i] = multiply_add_bf16x2(pairs[i], by.again, 0x80008000u);
-}
-
 template <bool LARGE>
 __device__ __forceinline__ void scale_pairs(u32 (&pairs)[4], const Factor& by) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) pairs[i] = multiply_add_bf16x2(pairs[i], by.factor, 0x80008000u);
-    if (LARGE) enlarge_pairs(pairs, by);
+    if (LARGE)
+#pragma unroll
+        for (int i = 0; i < 4; ++i) pairs[i] = multiply_add_bf16x2(pairs[i], by.again, 0x80008000u);
 }
 
 // Pairs 0 .. 3 of a word, times their scale.

@@ -171,19 +171,20 @@ struct Scales {
 // A word of each of a lane's rows, decoded: pairs of the first product, and of the second.
 using Fragments = u32[2][PRODUCTS][4];
 
-__device__ __forceinline__ void decode_to(Fragments& a, u32 word, int m, int h, u32 factor) {
+template <bool LARGE>
+__device__ __forceinline__ void decode_to(Fragments& a, u32 word, int m, int h, const Factor& by) {
     u32 pairs[4];
     place_neighbours(pairs, word);
+    scale_pairs<LARGE>(pairs, by);
 #pragma unroll
-    for (int j = 0; j < 4; ++j)
-        a[j / 2][m][j % 2 * 2 + h] = multiply_add_bf16x2(pairs[j], factor, 0x80008000u);
+    for (int j = 0; j < 4; ++j) a[j / 2][m][j % 2 * 2 + h] = pairs[j];
 }
 
 // sums += 128 channels. weights: of this lane's row of product 0; rows: of this lane's row of x. A warp
 // decodes 32 channels, then multiplies. copy: in the middle.
 template <int G, typename Copy>
 __device__ __forceinline__ void multiply_stage(Sums<G>& sums, u32 weights, u32 rows,
-                                               const u32 (&factors)[PRODUCTS][2], const Copy& copy) {
+                                               const Factor (&factors)[PRODUCTS][2], const Copy& copy) {
     // groups: so many products lie between two that add to the same sums
     constexpr int TOGETHER = G % 4 == 0 ? 4 : 2;
 #pragma unroll 1  // more at once would take long to compile
@@ -200,7 +201,7 @@ __device__ __forceinline__ void multiply_stage(Sums<G>& sums, u32 weights, u32 r
             for (int m = 0; m < PRODUCTS; ++m)
 #pragma unroll
                 for (int h = 0; h < 2; ++h)
-                    decode_to(a, i ? words[m][h].y : words[m][h].x, m, h, factors[m][h]);
+                    decode_to<false>(a, i ? words[m][h].y : words[m][h].x, m, h, factors[m][h]);
             const u32 from = rows ^ (pair * 128 + i * 64);
 #pragma unroll
             for (int j = 0; j < G; j += TOGETHER) {
@@ -233,12 +234,7 @@ __device__ __forceinline__ void multiply_large(Sums<G>& sums, u32 weights, u32 r
 #pragma unroll
             for (int h = 0; h < 2; ++h) {
                 const uint2 words = load_8(weights + m * 1024 + h * 512 + i / 2 * 8);
-                const Factor by = Factor::of<true>(scales[m][h]);
-                u32 pairs[4];
-                place_neighbours(pairs, i % 2 ? words.y : words.x);
-                scale_pairs<true>(pairs, by);
-#pragma unroll
-                for (int j = 0; j < 4; ++j) a[j / 2][m][j % 2 * 2 + h] = pairs[j];
+                decode_to<true>(a, i % 2 ? words.y : words.x, m, h, Factor::of<true>(scales[m][h]));
             }
 #pragma unroll
         for (int j = 0; j < G; ++j) {
@@ -279,14 +275,15 @@ __device__ __forceinline__ void multiply(Loader& loader, u32& here, Sums<G>& sum
 #pragma unroll 1
         do {
             fill(early);
-            u32 scales[PRODUCTS][2], factors[PRODUCTS][2], any = 0;
+            u32 scales[PRODUCTS][2], any = 0;
+            Factor factors[PRODUCTS][2];
             of.load(scales, dynamic_memory() + (here - first), c);
 #pragma unroll
             for (int m = 0; m < PRODUCTS; ++m)
 #pragma unroll
                 for (int h = 0; h < 2; ++h) {
                     any |= scales[m][h];
-                    factors[m][h] = Factor::of<false>(scales[m][h]).factor;
+                    factors[m][h] = Factor::of<false>(scales[m][h]);
                 }
             if (!__any_sync(~0u, is_large(any))) {
                 multiply_stage<G>(sums, here + of_weights, here + of_rows, factors,
