@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -72,12 +72,17 @@ def reason_of_any(mine: str | None, group: dist.ProcessGroup | None) -> str | No
 
 @contextmanager
 def all_or_none(
-    group: dist.ProcessGroup | None, what: str, remedy: str, own: tuple[type[Exception], ...] = ()
+    group: dist.ProcessGroup | None,
+    what: str,
+    remedy: str,
+    own: tuple[type[Exception], ...] = (),
+    tell: Callable[[str], Sequence[str]] | None = None,
 ) -> Iterator[None]:
     """Inside, each process does its own part, and waits for no other. Afterwards all know whether all succeeded.
 
     Args:
         own: errors that pass on the processes that raise them, such as of arguments.
+        tell: gives what each process said, by rank; None: messages of the group do.
 
     Raises:
         BackendUnavailable: on all processes, with `what` and `remedy`: which failed, and why.
@@ -87,7 +92,8 @@ def all_or_none(
         yield
     except Exception as error:
         failure = error
-    said = gather("" if failure is None else f"{type(failure).__name__}: {failure}", group)
+    mine = "" if failure is None else f"{type(failure).__name__}: {failure}"
+    said = gather(mine, group) if tell is None else tell(mine)
     if failure is not None and isinstance(failure, own):
         raise failure
     if any(said):

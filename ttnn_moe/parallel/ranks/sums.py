@@ -100,19 +100,13 @@ class Collectives:
         Raises:
             BackendUnavailable: on all ranks: one failed; which, and why.
         """
-        failure = None
+        what, remedy = "a rank cannot capture a step", "leave more memory of each device free, or graphs=False"
         self._captures = True
         try:
-            yield
-        except Exception as error:
-            failure = error
+            with agreement.all_or_none(self.ranks.group, what, remedy, tell=self.ranks.meet):
+                yield
         finally:
             self._captures = False
-        said = self.ranks.meet("" if failure is None else f"{type(failure).__name__}: {failure}")
-        if any(said):
-            failed = [f"rank {rank}: {why}" for rank, why in enumerate(said) if why]
-            remedy = "leave more memory of each device free, or graphs=False"
-            raise BackendUnavailable("a rank cannot capture a step", details=failed, remedy=remedy) from failure
 
 
 class PeerMemorySums(Collectives):
@@ -174,10 +168,9 @@ class PeerMemorySums(Collectives):
 
 def sums_of(ranks: Ranks, H: int, V: int) -> Collectives:
     """What serves these ranks; every rank calls it. Arguments as PeerMemorySums."""
-    plain = Collectives(ranks)
     if ranks.device.type != "cuda" or not 2 <= ranks.size <= heap.MOST_RANKS:
-        return plain
-    made, why = plain, ""
+        return Collectives(ranks)
+    made, why = None, ""
     try:
         made = PeerMemorySums(ranks, H, V)
     except BackendUnavailable as error:
@@ -185,4 +178,4 @@ def sums_of(ranks: Ranks, H: int, V: int) -> Collectives:
     reasons = [said for said in ranks.meet(why) if said]
     if reasons:
         logger.warning("sums go by torch.distributed: {}", reasons[0])
-    return plain if reasons else made
+    return Collectives(ranks) if made is None or reasons else made
