@@ -214,10 +214,11 @@ USES = [
     *COMBINE,
     *PARALLEL,
     *(use for arch in dict.fromkeys(ARCHES.values()) for use in _uses(arch)),
-    *(use for arch in (ARCHES[8, 0], HOPPER) for use in (*_int4_24_uses(arch), *_bucketed_uses(arch))),
+    *(use for arch in (ARCHES[8, 0], ARCHES[8, 6], HOPPER) for use in _int4_24_uses(arch)),
+    *(use for arch in (ARCHES[8, 0], HOPPER) for use in _bucketed_uses(arch)),
     *_hopper_mxfp4_uses(),
-    *_mxfp4_warp_uses(ARCHES[8, 0], 1, 32, 256, 512, 2048, 4096),
-    *_mxfp4_warp_uses(ARCHES[8, 6], 4096),
+    *_mxfp4_warp_uses(ARCHES[8, 0], 1, 32, 256, 1024, 1536, 2048, 4096),
+    *_mxfp4_warp_uses(ARCHES[8, 6], 256, 4096),
     *_mxfp4_warp_uses(HOPPER, 32),
 ]
 
@@ -325,10 +326,10 @@ class TestNvrtc:
         spec = uses[0].spec
         code, report = _compile(spec)
         assert code[:4] == b"\x7fELF" and "warning" not in report, report
-        # of wide tiles: mxfp4_mlp's gather warps spill some rows' places, mxfp4_many what a stage needs once, which
-        # costs less than shared memory does
-        frame = int(re.findall(r"(\d+) bytes stack frame", report)[0])
-        spills = {"mxfp4_mlp": 80, "mxfp4_many": 64} if int(dict(spec.defines).get("MAX_N", 0)) > 64 else {}
+        # mxfp4_mlp's gather warps spill some rows' places, the others what a stage or an item needs once, which costs
+        # less than shared memory does
+        frame, rows = int(re.findall(r"(\d+) bytes stack frame", report)[0]), int(dict(spec.defines).get("MAX_N", 0))
+        spills = {"mxfp4_mlp": 80 if rows > 64 else 0, "mxfp4_many": 64 if rows > 32 else 0, "int4_24_many": 8}
         assert frame <= spills.get(spec.entry, 0), report
         assert frame or "0 bytes spill stores, 0 bytes spill loads" in report, report
         assert "wgmma" not in report, f"the compiler puts products one after the other: {report}"

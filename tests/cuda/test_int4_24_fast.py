@@ -99,6 +99,9 @@ FORMS: list[tuple[Sizes, int, int, int, str]] = [
     (MANY, 30, 192, 320, "halves"),
     (SparseManyTile(2, 48, 1, 3), 41, 64, 192, "interleaved"),
     (SparseManyTile(4, 64, 2, 2), 41, 320, 128, "halves"),
+    (SparseManyTile(8, 16, 4, 3, blocks=2), 11, 320, 192, "interleaved"),
+    (SparseManyTile(8, 32, 2, 2, blocks=2), 30, 192, 320, "interleaved"),
+    (SparseManyTile(12, 80, 2, 3), 80, 448, 192, "halves"),
     (SparseManyTile(8, 144, 2, 3), 80, 320, 128, "interleaved"),
 ]
 
@@ -169,7 +172,7 @@ def test_a_mistake_is_seen(line: str, instead: str, tmp_path: Path, monkeypatch:
 @pytest.mark.parametrize(
     ("line", "instead"),
     [
-        ("SLABS == 1 || slabs > 1", "true"),
+        ("s < slabs", "true"),
         ("if (!*last) return;", ""),
         ("powers[first + row] = power.down", "powers[first] = power.down"),
         ("powers + n % (STAGES + 1) * MAX_N", "powers"),
@@ -236,6 +239,26 @@ def test_rows_of_an_expert_on_average_take_one_tile_of_hopper(K: int) -> None:
     for rows in (*range(1, 145), 2000):
         tile = INT4_24_FP16_SM90.tile(Problem(rows * 256 // K, 256, K, 7168, 2048, weight_format=NAME), HOPPER)
         assert min(rows, 144) <= tile.max_n <= max(8, 4 * rows), rows
+
+
+@pytest.mark.parametrize(
+    ("rows", "tile", "with_99_kib"),
+    [
+        (4, SparseManyTile(8, 16, 4, 3, blocks=2), SparseManyTile(8, 16, 2, 3, blocks=2)),
+        (10, SparseManyTile(8, 16, 4, 3, blocks=2), SparseManyTile(8, 16, 2, 3, blocks=2)),
+        (11, SparseManyTile(8, 32, 2, 3, blocks=2), SparseManyTile(8, 32, 2, 2, blocks=2)),
+        (27, SparseManyTile(8, 48, 2, 3, blocks=2), SparseManyTile(8, 48, 2, 2, blocks=2)),
+        (41, SparseManyTile(12, 80, 2, 3), SparseManyTile(12, 80, 2, 3)),
+        (73, SparseManyTile(8, 144, 2, 3), SparseManyTile(8, 144, 2, 2)),
+    ],
+    ids=str,
+)
+def test_rows_of_an_expert_on_average_choose_the_tile(
+    rows: int, tile: SparseManyTile, with_99_kib: SparseManyTile
+) -> None:
+    problem = Problem(rows * 32, 256, 8, 7168, 2048, weight_format=NAME)
+    assert INT4_24_FP16.tile(problem, ARCHES[8, 0]) == tile
+    assert INT4_24_FP16.tile(problem, ARCHES[8, 6]) == with_99_kib
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)

@@ -104,6 +104,10 @@ def test_v6_has_the_bits_of_the_integer_model(
         (19, 8, 4, 128, 320, "duplicates"),
         (19, 8, 2, 64, 64, "out of range"),
         (5, 4, 2, 7168, 2048, "random"),
+        (24, 8, 2, 2048, 768, "random"),  # this and the rest: tiles of other sizes
+        (60, 8, 2, 2048, 704, "random"),
+        (130, 8, 2, 1984, 768, "random"),
+        (200, 8, 2, 2048, 768, "skewed"),
         (700, 8, 2, 2048, 768, "random"),
     ],
 )

@@ -82,6 +82,13 @@ def test_a_call_is_within_the_bound(case: Case, form: Form, family: Family[Any])
     check_case(case, form, _numerics(family))
 
 
+@pytest.mark.parametrize("rows", [6, 20, 32, 50, 70])
+@pytest.mark.parametrize("form", [Form(), GPT_OSS], ids=str)
+def test_tiles_of_every_size_are_within_the_bound(rows: int, form: Form, family: Family[Any]) -> None:
+    """rows: an expert's, on average."""
+    check_case(Case(4 * rows, 8, 2, 2880, 288), form, _numerics(family))
+
+
 WIDE = (
     Case(60, 2, 1, 7168, 256),
     Case(40, 2, 1, 256, 16384),

@@ -17,14 +17,14 @@ from ttnn_moe.cuda.arch import ARCHES, HOPPER, Arch, Target
 from ttnn_moe.cuda.device import H200
 from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.mxfp4_few import MXFP4_FEW, MXFP4_FEW_BOXES, ColumnPlan, ColumnSizes
-from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4, ManyTile, NarrowTile, WideTile
+from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4, ManyTile, NarrowTile
 from ttnn_moe.cuda.moe.sort import Sorters
 from ttnn_moe.cuda.moe.sorted import SortedPlan
 from ttnn_moe.formats.mxfp4 import NAME
 
 on_host = pytest.mark.skipif(GXX is None, reason="g++ is not installed")
 BF16 = torch.bfloat16
-Sizes = ColumnSizes | NarrowTile | WideTile | ManyTile
+Sizes = ColumnSizes | NarrowTile | ManyTile
 
 
 def worst(
@@ -63,18 +63,18 @@ def worst(
     )
 
 
-FEW, NARROW, WIDE = ColumnSizes(up_unroll=1, down_unroll=1), NarrowTile(4, 8, 2, 3), WideTile(2, 1, 8, 2)
-MANY = ManyTile(4, 32, 2)
+FEW, NARROW, MANY = ColumnSizes(up_unroll=1, down_unroll=1), NarrowTile(4, 8, 2, 3), ManyTile(4, 32, 2)
 CALLS: list[tuple[Sizes, int, int, int, Form]] = [
     (ColumnSizes(), 2, 352, 160, GPT_OSS),
     (ColumnSizes(2, 1, 2, 2, 1, 2), 1, 96, 1056, Form(bias=torch.float32)),
     (NARROW, 3, 96, 32, Form()),
     (NARROW, 13, 672, 96, GPT_OSS),
     (NarrowTile(4, 4, 3, 3), 9, 352, 64, Form(order="interleaved")),
-    (WideTile(1, 2, 32, 3), 33, 288, 96, GPT_OSS),
-    (WIDE, 9, 160, 160, Form(bias=torch.float32)),
     (MANY, 9, 160, 96, Form(bias=torch.float32)),
-    (ManyTile(8, 64, 3), 66, 352, 192, GPT_OSS),
+    (ManyTile(8, 16, 2, blocks=2), 11, 160, 160, Form(bias=torch.float32)),
+    (ManyTile(8, 32, 3, blocks=2), 30, 288, 192, GPT_OSS),
+    (ManyTile(8, 48, 2, blocks=2), 45, 160, 96, GPT_OSS),
+    (ManyTile(12, 64, 3), 66, 352, 192, GPT_OSS),
     (ManyTile(4, 96, 2), 85, 288, 96, Form()),
     (NarrowTile(4, 16, 2, 3), 30, 160, 96, Form(GPT_OSS.activation, torch.float32)),
 ]
@@ -93,9 +93,9 @@ def test_a_call_is_within_the_bound(
 
 
 @on_host
-@pytest.mark.parametrize("sizes", [NARROW, NarrowTile(4, 16, 2, 3), WIDE, MANY], ids=str)
+@pytest.mark.parametrize("sizes", [NARROW, NarrowTile(4, 16, 2, 3), MANY], ids=str)
 def test_bits_do_not_depend_on_which_block_makes_an_item(
-    sizes: NarrowTile | WideTile | ManyTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    sizes: NarrowTile | ManyTile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Blocks claim items as they come, so an item may be a block's first or its tenth."""
     torch.manual_seed(0)
@@ -153,8 +153,6 @@ def test_scales_near_the_ends(sizes: Sizes, scale: int, tmp_path: Path, monkeypa
         (NARROW, "narrow", "copies_wait<DEPTH - 1>();", "copies_wait<DEPTH>();"),
         (NARROW, "narrow", "channel < groups * 32", "true"),
         (NARROW, "narrow", "large = __syncthreads_or(", "large = ("),
-        (WIDE, "mlp", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
-        (WIDE, "mlp", "if (AHEAD) of.load(scales, c + 1);", "if (AHEAD) of.load(scales, c);"),
         (MANY, "many", "copies_wait<STAGES - 2>();", "copies_wait<STAGES - 1>();"),
         (MANY, "many", "h * of.to_high) * groups) % 4", "0 * of.to_high) * groups) % 4"),
         (MANY, "many", "min(groups - group, 4)", "min(groups - group, 3)"),
@@ -172,25 +170,23 @@ def test_a_mistake_is_seen(
 
 
 @pytest.mark.parametrize(
-    ("rows", "tile"),
+    ("rows", "tile", "with_99_kib"),
     [
-        (5, NarrowTile(4, 8, 2, 3)),
-        (6, WideTile(4, 1, 16, 3, blocks=2, read_once=True)),
-        (12, WideTile(4, 1, 16, 3, blocks=2, read_once=True)),
-        (13, ManyTile(8, 64, 3)),
-        (48, ManyTile(8, 64, 3)),
-        (49, ManyTile(8, 96, 3)),
-        (80, ManyTile(8, 96, 3)),
-        (81, ManyTile(8, 128, 3)),
+        (5, NARROW, NARROW),
+        (6, ManyTile(8, 32, 3, blocks=2), ManyTile(8, 16, 2, blocks=2)),
+        (16, ManyTile(8, 32, 3, blocks=2), ManyTile(8, 16, 2, blocks=2)),
+        (26, ManyTile(8, 32, 3, blocks=2), ManyTile(8, 96, 2)),
+        (27, ManyTile(8, 48, 2, blocks=2), ManyTile(8, 96, 2)),
+        (45, ManyTile(12, 64, 3), ManyTile(8, 96, 2)),
+        (57, ManyTile(12, 96, 3), ManyTile(8, 96, 2)),
+        (81, ManyTile(8, 128, 3), ManyTile(8, 96, 2)),
     ],
     ids=str,
 )
-def test_rows_of_an_expert_on_average_choose_the_tile(rows: int, tile: Sizes) -> None:
-    """Where compute capability 8.6 has too little shared memory for one, it takes the next that fits."""
+def test_rows_of_an_expert_on_average_choose_the_tile(rows: int, tile: Sizes, with_99_kib: Sizes) -> None:
     problem = Problem(rows * 32, 128, 4, 2880, 2880, weight_format=NAME)
     assert MXFP4.tile(problem, ARCHES[8, 0]) == tile
-    fits = tile.memory(problem) <= ARCHES[8, 6].shared_memory  # type: ignore[union-attr]
-    assert MXFP4.tile(problem, ARCHES[8, 6]) == (tile if fits else ManyTile(8, 96, 2))
+    assert MXFP4.tile(problem, ARCHES[8, 6]) == with_99_kib
 
 
 @pytest.mark.parametrize("arch", [ARCHES[8, 0], ARCHES[8, 6], HOPPER], ids=lambda arch: arch.name)

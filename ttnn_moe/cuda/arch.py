@@ -38,6 +38,13 @@ class Arch:
         """Whether kernels start before their predecessor ends (programmatic dependent launch), and wait for it."""
         return int(self.name.partition("_")[2].rstrip("af")) >= 90
 
+    def holds(self, blocks: int, shared_memory: int) -> bool:
+        """Whether a multiprocessor has room for so many blocks of so many bytes each.
+
+        It has 1 KiB more than a block may have, and takes 1 KiB for each block.
+        """
+        return blocks * (shared_memory + 1024) <= self.shared_memory + 1024
+
 
 HOPPER = Arch("sm_90a", "sm90", 227 << 10)
 _BLACKWELL = Arch("sm_120f", "sm80", 99 << 10)

@@ -43,6 +43,9 @@
 #ifndef STAGES
 #define STAGES 3
 #endif
+#ifndef BLOCKS
+#define BLOCKS 1
+#endif
 
 constexpr int THREADS = 32 * WARPS, WEIGHT_ROWS = 32 * WARPS;
 constexpr int PRODUCTS = 2;        // of 16 weight rows, a warp
@@ -137,15 +140,16 @@ struct Loader : Claims<SLOTS> {
             copy_4(to_powers + threadIdx.x * 4, powers + row_of(threadIdx.x));
     }
 
-    // A step's copies, to the stage at `stage`.
+    // A step's copies, to the stage at `stage`. Slabs past the item's last are zeros: products of nothing.
     __device__ __forceinline__ void fill(u32 stage) {
-        const bool both = SLABS == 1 || slabs > 1;  // else zeros: a product of the last step is of nothing
         // past the last channel: products of what is there, not stored
         if (valid) {
             copy_16(stage + to, reinterpret_cast<const void*>(weights));
-            if (SLABS == 2)
-                copy_16_or_zeros(stage + to + WEIGHT_SLAB,
-                                 reinterpret_cast<const void*>(weights + slab_bytes), both);
+#pragma unroll
+            for (int s = 1; s < SLABS; ++s)
+                copy_16_or_zeros(stage + to + s * WEIGHT_SLAB,
+                                 reinterpret_cast<const void*>(weights + static_cast<u64>(s) * slab_bytes),
+                                 s < slabs);
         }
 #pragma unroll
         for (int i = 0; i < ROW_PASSES; ++i)
@@ -153,8 +157,10 @@ struct Loader : Claims<SLOTS> {
                 const u64 from = row_at(x, of_row[i], 16);
                 const u32 at = stage + to_x + i * ROWS_AT_ONCE * 128;
                 copy_16(at, reinterpret_cast<const void*>(from));
-                if (SLABS == 2)
-                    copy_16_or_zeros(at + ROW_SLAB, reinterpret_cast<const void*>(from + 128), both);
+#pragma unroll
+                for (int s = 1; s < SLABS; ++s)
+                    copy_16_or_zeros(at + s * ROW_SLAB, reinterpret_cast<const void*>(from + s * 128),
+                                     s < slabs);
             }
         copies_commit();
         weights += static_cast<u64>(SLABS) * slab_bytes;
@@ -331,11 +337,12 @@ __device__ __forceinline__ void write(const Sums<G, PRODUCTS>& sums, const Item&
     }
 }
 
-// Numbers of groups that are compiled: more of the upper half.
+// Numbers of groups that are compiled: all of few; else more of the upper half.
+constexpr bool FEW = GROUPS <= 4;
+constexpr int FEWEST = FEW ? 1 : GROUPS % 4 ? 2 : 4;
 __device__ __forceinline__ constexpr int after(int groups) {
-    return groups + (2 * groups < GROUPS - 2 ? 4 : 2);
+    return groups + (FEW ? 1 : 2 * groups < GROUPS - 2 ? 4 : 2);
 }
-constexpr int FEWEST = GROUPS % 4 ? 2 : 4;
 
 // With the fewest groups that hold the rows of the item.
 template <int G>
@@ -354,7 +361,7 @@ __device__ __forceinline__ void run(Loader& loader, u32& here, const Item& item,
     write<G>(sums, item, loader.all.act, out, H, I);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     int4_24_many(const uint4* w13, const uint4* w2, const u16* hidden, const float* hidden_powers,
                  const int* row_tokens, Tile* tiles, int* num_tiles, u16* act, float* act_powers, u16* out,
                  int H, int I, int row_step, int up_rows) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sorted rows through MXFP4 experts, both products in one launch, for experts of many rows. What it makes is
-// what mxfp4_mlp makes.
+// Sorted rows through MXFP4 experts, both products in one launch: act[row] = activation(x Wg_e^T, x Wu_e^T),
+// x = hidden[row_tokens[row]]; out[row] = act[row] Wd_e^T + bd_e.
 //
 // Arguments: as of mxfp4_narrow. H and I are multiples of 32. Weights are the M side, decoded in registers,
 // the rows of a tile the N side of mma.m16n8k16.
@@ -25,6 +25,9 @@
 #ifndef STAGES
 #define STAGES 2
 #endif
+#ifndef BLOCKS
+#define BLOCKS 1
+#endif
 
 constexpr int WARP_ROWS = 32, THREADS = 32 * WARPS, WEIGHT_ROWS = WARP_ROWS * WARPS;
 constexpr int GROUPS = MAX_N / 8;  // of 8 rows, at most
@@ -34,7 +37,7 @@ constexpr int STAGE_BYTES = WEIGHT_BYTES + SCALE_BYTES + MAX_N * 256;
 constexpr int PASS = THREADS / 4, ROW_PASS = THREADS / 16, ROW_PASSES = (MAX_N + ROW_PASS - 1) / ROW_PASS;
 constexpr int SLOTS = 16, NEVER = 1 << 30;
 
-static_assert(MAX_N % 32 == 0 && GROUPS <= 20, "whole groups of 8 rows, whose sums fit registers");
+static_assert(MAX_N % 16 == 0 && GROUPS <= 20, "whole groups of 8 rows, whose sums fit registers");
 static_assert(PASS % WARP_ROWS == 0, "a pass of copies has the rows of whole warps");
 static_assert(STAGES >= 2 && STAGES < SLOTS - 1, "an item stays in its slot until its products are made");
 
@@ -186,7 +189,7 @@ template <int G, typename Copy>
 __device__ __forceinline__ void multiply_stage(Sums<G>& sums, u32 weights, u32 rows,
                                                const Factor (&factors)[PRODUCTS][2], const Copy& copy) {
     // groups: so many products lie between two that add to the same sums
-    constexpr int TOGETHER = G % 4 == 0 ? 4 : 2;
+    constexpr int PARTS = (G + 3) / 4, TOGETHER = (G + PARTS - 1) / PARTS;
 #pragma unroll 1  // more at once would take long to compile
     for (int pair = 0; pair < 2; ++pair) {
         uint2 words[PRODUCTS][2];
@@ -207,15 +210,17 @@ __device__ __forceinline__ void multiply_stage(Sums<G>& sums, u32 weights, u32 r
             for (int j = 0; j < G; j += TOGETHER) {
                 uint4 b[TOGETHER];
 #pragma unroll
-                for (int n = 0; n < TOGETHER; ++n) b[n] = load_16(from + (j + n) * 2048);
+                for (int n = 0; n < TOGETHER; ++n)
+                    if (j + n < G) b[n] = load_16(from + (j + n) * 2048);
 #pragma unroll
                 for (int step = 0; step < 2; ++step)
 #pragma unroll
                     for (int n = 0; n < TOGETHER; ++n)
 #pragma unroll
                         for (int m = 0; m < PRODUCTS; ++m)
-                            multiply_add(sums[m][j + n], a[step][m], step ? b[n].z : b[n].x,
-                                         step ? b[n].w : b[n].y);
+                            if (j + n < G)
+                                multiply_add(sums[m][j + n], a[step][m], step ? b[n].z : b[n].x,
+                                             step ? b[n].w : b[n].y);
             }
         }
         if (pair == 0) copy();
@@ -338,9 +343,12 @@ __device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, con
     }
 }
 
-// Numbers of groups that are compiled: more of the upper half.
-constexpr int FEWEST = 4;
-__device__ __forceinline__ constexpr int after(int groups) { return groups + (2 * groups < GROUPS ? 4 : 2); }
+// Numbers of groups that are compiled: all of few; else more of the upper half.
+constexpr bool FEW = GROUPS <= 4;
+constexpr int FEWEST = FEW ? 1 : GROUPS % 4 ? 2 : 4;
+__device__ __forceinline__ constexpr int after(int groups) {
+    return groups + (FEW ? 1 : 2 * groups < GROUPS ? 4 : 2);
+}
 
 // With the fewest groups that hold the rows of the item.
 template <int G>
@@ -356,7 +364,7 @@ __device__ __forceinline__ void run(Loader& loader, u32& here, const Item& item)
     write<G>(sums, item, loader.given);
 }
 
-extern "C" __global__ void __launch_bounds__(THREADS, 1)
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
     mxfp4_many(const unsigned char* gate_up_blocks, const unsigned char* gate_up_scales,
                const u16* gate_up_biases, const float* gate_up_biases32, const unsigned char* down_blocks,
                const unsigned char* down_scales, const u16* down_biases, const float* down_biases32,

@@ -1,4 +1,7 @@
-"""int4_24 experts of many rows in fp16, on sm_80 and newer: sm80/int4_24_many.cu."""
+"""int4_24 experts in fp16, on sm_80 and newer: sm80/int4_24_many.cu.
+
+The tiles were found on H100s that ran sm_80 code. Nobody has timed them on another GPU.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from ...contract import Problem
 from ..arch import Arch
 from ..jit.load import Launch
 from .int4_24_fp16 import SortedFp16
+from .pairs import rows_an_expert
 from .sorted import SortedPlan
 from .uses import Use, gate_up_rows
 
@@ -22,15 +26,20 @@ class SparseManyTile:
     Attributes:
         warps: of a block, 32 weight rows each; an even number. max_n: rows of a tile at most.
         slabs, stages: slabs of 64 channels in a stage, stages of the pipeline.
+        blocks: resident blocks a multiprocessor, at least.
     """
 
     warps: int
     max_n: int
     slabs: int
     stages: int
+    blocks: int = 1
 
-    granule = 16
     read_once = False
+
+    @property
+    def granule(self) -> int:
+        return 8 if self.max_n <= 32 else 16
 
     @property
     def threads(self) -> int:
@@ -42,8 +51,18 @@ class SparseManyTile:
         return self.stages * stage + (self.stages + 1) * 4 * self.max_n + _ITEMS
 
 
-_TILES = (SparseManyTile(8, 144, 2, 3), SparseManyTile(8, 144, 2, 2))
-"""The second one for the shared memory of compute capability 8.6."""
+# rows an expert gets on average, at most -> tile; the second of two is for the shared memory of 8.6
+_TILES: tuple[tuple[float, SparseManyTile], ...] = (
+    (10, SparseManyTile(8, 16, 4, 3, blocks=2)),
+    (10, SparseManyTile(8, 16, 2, 3, blocks=2)),
+    (26, SparseManyTile(8, 32, 2, 3, blocks=2)),
+    (26, SparseManyTile(8, 32, 2, 2, blocks=2)),
+    (40, SparseManyTile(8, 48, 2, 3, blocks=2)),
+    (40, SparseManyTile(8, 48, 2, 2, blocks=2)),
+    (72, SparseManyTile(12, 80, 2, 3)),
+    (float("inf"), SparseManyTile(8, 144, 2, 3)),
+    (float("inf"), SparseManyTile(8, 144, 2, 2)),
+)
 
 
 class Sm80Int4_24Fp16(SortedFp16[SparseManyTile]):
@@ -52,7 +71,7 @@ class Sm80Int4_24Fp16(SortedFp16[SparseManyTile]):
     name = "int4_24_fp16"
     kernels = "CUDA C++ kernels of int4_24 words, sparse products of fp16"
     rows_kernel = "sm80/int4_24_fp16_rows"
-    least_rows = 24
+    least_rows = 3
 
     def channels(self, channels: int) -> int:
         return channels
@@ -61,10 +80,11 @@ class Sm80Int4_24Fp16(SortedFp16[SparseManyTile]):
         return "sm80/int4_24_many"
 
     def tile(self, problem: Problem, arch: Arch) -> SparseManyTile:
-        return next(tile for tile in _TILES if tile.shared_memory <= arch.shared_memory)
+        rows = rows_an_expert(problem)
+        return next(tile for most, tile in _TILES if rows <= most and arch.holds(tile.blocks, tile.shared_memory))
 
     def tiles(self) -> tuple[SparseManyTile, ...]:
-        return _TILES
+        return tuple(tile for _, tile in _TILES)
 
     def bind_product(self, plan: SortedPlan[SparseManyTile], use: Use, device: int) -> Launch:
         problem = plan.problem

@@ -1,4 +1,4 @@
-"""MXFP4 experts on sm_80 and newer: both products in one launch of sm80/mxfp4_{narrow,mlp,many}.cu."""
+"""MXFP4 experts on sm_80 and newer: both products in one launch of sm80/mxfp4_{narrow,many}.cu."""
 
 from __future__ import annotations
 
@@ -49,40 +49,9 @@ class NarrowTile:
         """Bytes of a block."""
         return self.shared_memory + 4 * max(problem.H, problem.I)
 
-
-@dataclass(frozen=True)
-class WideTile:
-    """Sizes of mxfp4_mlp.cu.
-
-    Attributes:
-        warps_m, warps_n: warps along the weight rows, 64 each, and along the rows of a tile.
-        max_n, stages: rows of a tile at most, stages of 128 channels.
-        blocks: resident blocks a multiprocessor, at least.
-        read_once: L2 evicts weights first, and drops each expert output that combine has read.
-    """
-
-    warps_m: int
-    warps_n: int
-    max_n: int
-    stages: int
-    blocks: int = 1
-    read_once: bool = False
-
-    @property
-    def granule(self) -> int:
-        return 8 * self.warps_n
-
-    @property
-    def threads(self) -> int:
-        return 32 * self.warps_m * self.warps_n
-
-    @property
-    def shared_memory(self) -> int:
-        index = 4 * self.threads * ceil_div(16 * self.max_n, self.threads)
-        return self.stages * (4096 * self.warps_m + 256 * self.max_n) + index + 17 * 32
-
-    def memory(self, problem: Problem) -> int:
-        return self.shared_memory
+    def fits(self, problem: Problem, arch: Arch) -> bool:
+        """Whether a multiprocessor has room for a block."""
+        return arch.holds(1, self.memory(problem))
 
 
 @dataclass(frozen=True)
@@ -91,11 +60,13 @@ class ManyTile:
 
     Attributes:
         warps: of a block, 32 weight rows each. max_n, stages: rows of a tile at most, stages of 128 channels.
+        blocks: resident blocks a multiprocessor, at least.
     """
 
     warps: int
     max_n: int
     stages: int
+    blocks: int = 1
 
     granule = 8
     read_once = False
@@ -110,18 +81,25 @@ class ManyTile:
         return self.stages * (2304 * self.warps + 256 * self.max_n) + index + 17 * 32
 
     def memory(self, problem: Problem) -> int:
+        """Bytes of a block."""
         return self.shared_memory
 
+    def fits(self, problem: Problem, arch: Arch) -> bool:
+        """Whether a multiprocessor has room for all blocks."""
+        return arch.holds(self.blocks, self.memory(problem))
 
-AnyTile = NarrowTile | WideTile | ManyTile
+
+AnyTile = NarrowTile | ManyTile
 
 
 # rows an expert gets on average, at most -> tile
 _TILES: tuple[tuple[float, AnyTile], ...] = (
     (5, NarrowTile(4, 8, 2, 3)),
-    (12, WideTile(4, 1, 16, 3, blocks=2, read_once=True)),
-    (48, ManyTile(8, 64, 3)),
-    (80, ManyTile(8, 96, 3)),
+    (26, ManyTile(8, 32, 3, blocks=2)),
+    (16, ManyTile(8, 16, 2, blocks=2)),  # for the shared memory of 8.6
+    (44, ManyTile(8, 48, 2, blocks=2)),
+    (56, ManyTile(12, 64, 3)),
+    (80, ManyTile(12, 96, 3)),
     (float("inf"), ManyTile(8, 128, 3)),
     (float("inf"), ManyTile(8, 96, 2)),  # fits every architecture
 )
@@ -139,11 +117,11 @@ class Sm80Mxfp4(SortedProduct[AnyTile]):
         return mxfp4_limits(problem, target)
 
     def kernel(self, tile: AnyTile) -> str:
-        return {NarrowTile: "sm80/mxfp4_narrow", WideTile: "sm80/mxfp4_mlp", ManyTile: "sm80/mxfp4_many"}[type(tile)]
+        return {NarrowTile: "sm80/mxfp4_narrow", ManyTile: "sm80/mxfp4_many"}[type(tile)]
 
     def tile(self, problem: Problem, arch: Arch) -> AnyTile:
         rows = rows_an_expert(problem)
-        return next(tile for most, tile in _TILES if rows <= most and tile.memory(problem) <= arch.shared_memory)
+        return next(tile for most, tile in _TILES if rows <= most and tile.fits(problem, arch))
 
     def uses(self, plan: SortedPlan[AnyTile], ids64: bool, add: bool) -> tuple[Use, ...]:
         *sorts, product, combine = super().uses(plan, ids64, add)
