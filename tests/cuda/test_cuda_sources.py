@@ -218,7 +218,7 @@ USES = [
     *(use for arch in (ARCHES[8, 0], HOPPER) for use in _bucketed_uses(arch)),
     *_hopper_mxfp4_uses(),
     *_mxfp4_warp_uses(ARCHES[8, 0], 1, 32, 256, 1024, 1536, 2048, 4096),
-    *_mxfp4_warp_uses(ARCHES[8, 6], 256, 4096),
+    *_mxfp4_warp_uses(ARCHES[8, 6], 256, 1024, 4096),
     *_mxfp4_warp_uses(HOPPER, 32),
 ]
 

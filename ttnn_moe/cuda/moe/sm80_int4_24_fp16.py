@@ -51,17 +51,17 @@ class SparseManyTile:
         return self.stages * stage + (self.stages + 1) * 4 * self.max_n + _ITEMS
 
 
-# rows an expert gets on average, at most -> tile; the second of two is for the shared memory of 8.6
+# rows an expert gets on average, at most -> tile; the first that fits
 _TILES: tuple[tuple[float, SparseManyTile], ...] = (
     (10, SparseManyTile(8, 16, 4, 3, blocks=2)),
-    (10, SparseManyTile(8, 16, 2, 3, blocks=2)),
+    (10, SparseManyTile(8, 16, 2, 3, blocks=2)),  # with 99 KiB of shared memory
     (26, SparseManyTile(8, 32, 2, 3, blocks=2)),
-    (26, SparseManyTile(8, 32, 2, 2, blocks=2)),
+    (26, SparseManyTile(8, 32, 2, 2, blocks=2)),  # with 99 KiB
     (40, SparseManyTile(8, 48, 2, 3, blocks=2)),
-    (40, SparseManyTile(8, 48, 2, 2, blocks=2)),
+    (40, SparseManyTile(8, 48, 2, 2, blocks=2)),  # with 99 KiB
     (72, SparseManyTile(12, 80, 2, 3)),
     (float("inf"), SparseManyTile(8, 144, 2, 3)),
-    (float("inf"), SparseManyTile(8, 144, 2, 2)),
+    (float("inf"), SparseManyTile(8, 144, 2, 2)),  # with 99 KiB
 )
 
 
