@@ -29,6 +29,7 @@
 #include "sm80/claims.cuh"
 #include "sm80/int4_24_fp16.cuh"
 #include "sm80/int4_24_tile.cuh"
+#include "sm80/row_groups.cuh"
 #include "sm80/rows_to_fp16.cuh"
 
 #ifndef WARPS
@@ -50,6 +51,7 @@
 constexpr int THREADS = 32 * WARPS, WEIGHT_ROWS = 32 * WARPS;
 constexpr int PRODUCTS = 2;        // of 16 weight rows, a warp
 constexpr int GROUPS = MAX_N / 8;  // of 8 rows, at most
+using Loops = RowGroups<GROUPS>;
 constexpr int WEIGHT_SLAB = WEIGHT_ROWS * 16, ROW_SLAB = MAX_N * 128;
 constexpr int STAGE_BYTES = SLABS * (WEIGHT_SLAB + ROW_SLAB);
 constexpr int ROWS_AT_ONCE = THREADS / 8, ROW_PASSES = (MAX_N + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE;
@@ -337,20 +339,13 @@ __device__ __forceinline__ void write(const Sums<G, PRODUCTS>& sums, const Item&
     }
 }
 
-// Numbers of groups that are compiled: all of few; else more of the upper half.
-constexpr bool FEW = GROUPS <= 4;
-constexpr int FEWEST = FEW ? 1 : GROUPS % 4 ? 2 : 4;
-__device__ __forceinline__ constexpr int after(int groups) {
-    return groups + (FEW ? 1 : 2 * groups < GROUPS - 2 ? 4 : 2);
-}
-
 // With the fewest groups that hold the rows of the item.
 template <int G>
 __device__ __forceinline__ void run(Loader& loader, u32& here, const Item& item, const float* powers,
                                     u16* out) {
     if constexpr (G < GROUPS) {
         if (item.of.rows > 8 * G) {
-            run<after(G)>(loader, here, item, powers, out);
+            run<Loops::after(G)>(loader, here, item, powers, out);
             return;
         }
     }
@@ -389,6 +384,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 __syncthreads();  // all activations of the previous item are written
                 loader.made(done);
             }
-            run<FEWEST>(loader, here, item, powers + n % (STAGES + 1) * MAX_N, out);
+            run<Loops::FEWEST>(loader, here, item, powers + n % (STAGES + 1) * MAX_N, out);
         });
 }

@@ -14,6 +14,7 @@
 #define PRODUCTS 2
 #include "sm80/claims.cuh"
 #include "sm80/mxfp4_rows.cuh"
+#include "sm80/row_groups.cuh"
 #include "sm80/rows_out.cuh"
 
 #ifndef WARPS
@@ -31,6 +32,7 @@
 
 constexpr int WARP_ROWS = 32, THREADS = 32 * WARPS, WEIGHT_ROWS = WARP_ROWS * WARPS;
 constexpr int GROUPS = MAX_N / 8;  // of 8 rows, at most
+using Loops = RowGroups<GROUPS>;
 constexpr int WEIGHT_BYTES = WEIGHT_ROWS * 64, SCALE_BYTES = WEIGHT_ROWS * 8;
 constexpr int STAGE_BYTES = WEIGHT_BYTES + SCALE_BYTES + MAX_N * 256;
 // rows that the threads copy at a time
@@ -343,19 +345,12 @@ __device__ __forceinline__ void write(const Sums<G>& sums, const Item& item, con
     }
 }
 
-// Numbers of groups that are compiled: all of few; else more of the upper half.
-constexpr bool FEW = GROUPS <= 4;
-constexpr int FEWEST = FEW ? 1 : GROUPS % 4 ? 2 : 4;
-__device__ __forceinline__ constexpr int after(int groups) {
-    return groups + (FEW ? 1 : 2 * groups < GROUPS ? 4 : 2);
-}
-
 // With the fewest groups that hold the rows of the item.
 template <int G>
 __device__ __forceinline__ void run(Loader& loader, u32& here, const Item& item) {
     if constexpr (G < GROUPS) {
         if (item.of.rows > 8 * G) {
-            run<after(G)>(loader, here, item);
+            run<Loops::after(G)>(loader, here, item);
             return;
         }
     }
@@ -405,6 +400,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS)
                 __syncthreads();  // all activations of the previous item are written
                 loader.made(done);
             }
-            run<FEWEST>(loader, here, item);
+            run<Loops::FEWEST>(loader, here, item);
         });
 }

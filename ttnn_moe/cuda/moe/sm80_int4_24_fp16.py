@@ -39,7 +39,7 @@ class SparseManyTile:
 
     @property
     def granule(self) -> int:
-        return 8 if self.max_n <= 32 else 16
+        return 8 if self.max_n <= 64 else 16
 
     @property
     def threads(self) -> int:
