@@ -57,8 +57,8 @@ _TILES: tuple[tuple[float, SparseManyTile], ...] = (
     (10, SparseManyTile(8, 16, 2, 3, blocks=2)),  # with 99 KiB of shared memory
     (26, SparseManyTile(8, 32, 2, 3, blocks=2)),
     (26, SparseManyTile(8, 32, 2, 2, blocks=2)),  # with 99 KiB
-    (40, SparseManyTile(8, 48, 2, 3, blocks=2)),
-    (40, SparseManyTile(8, 48, 2, 2, blocks=2)),  # with 99 KiB
+    (44, SparseManyTile(8, 48, 2, 3, blocks=2)),
+    (44, SparseManyTile(8, 48, 2, 2, blocks=2)),  # with 99 KiB
     (72, SparseManyTile(12, 80, 2, 3)),
     (float("inf"), SparseManyTile(8, 144, 2, 3)),
     (float("inf"), SparseManyTile(8, 144, 2, 2)),  # with 99 KiB

@@ -100,7 +100,7 @@ _TILES: tuple[tuple[float, AnyTile], ...] = (
     (5, NarrowTile(4, 8, 2, 3)),
     (26, ManyTile(8, 32, 3, blocks=2)),
     (14, ManyTile(8, 16, 2, blocks=2)),  # with 99 KiB of shared memory
-    (44, ManyTile(8, 48, 2, blocks=2)),
+    (42, ManyTile(8, 48, 2, blocks=2)),
     (56, ManyTile(12, 64, 3)),
     (56, ManyTile(12, 64, 2)),  # with 99 KiB
     (80, ManyTile(12, 96, 3)),
