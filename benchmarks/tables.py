@@ -53,6 +53,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "qwen3_gpu.json, with parts": qwen3_gpu_tables.whole,
     "qwen3_gpu_h100.json, with parts": partial(qwen3_gpu_tables.whole, "qwen3_gpu_h100.json"),
     "qwen3_gpu_h100_mxfp4.json, with parts": partial(qwen3_gpu_tables.whole, "qwen3_gpu_h100_mxfp4.json"),
+    "qwen3_gpu_mxfp4.json": partial(qwen3_gpu_tables.whole, "qwen3_gpu_mxfp4.json"),
     "qwen3_kv.json": kv_tables.steps,
     "int4_24_layer.json": partial(layer_tables.format_layers, "int4_24"),
     "int4_24_sm80_h100.json": partial(layer_tables.format_layers, "int4_24", "int4_24_sm80_h100.json"),
