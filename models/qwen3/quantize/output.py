@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -134,11 +134,12 @@ class Output:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """Take the directory, alone.
+        """Take the directory, alone. One that it made and that fails empty is removed.
 
         Raises:
             RequestError: it cannot be made or written, holds something else, or another conversion writes to it.
         """
+        made = not self.directory.exists()
         try:
             self.directory.mkdir(parents=True, exist_ok=True)
             handle = os.open(self.directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -161,6 +162,11 @@ class Output:
                 for part in self.directory.glob(PARTS):
                     part.unlink()
             yield
+        except BaseException:
+            if made:
+                with suppress(OSError):  # it holds shards
+                    self.directory.rmdir()
+            raise
         finally:
             os.close(handle)
 

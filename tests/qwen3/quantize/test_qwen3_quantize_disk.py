@@ -103,6 +103,23 @@ def test_why_a_directory_cannot_be_written(
         check_out(out, tmp_path / "model")
 
 
+@pytest.mark.parametrize("shards", [0, 1])
+@pytest.mark.parametrize("exists", [True, False])
+def test_a_directory_that_was_made_for_nothing_is_removed(exists: bool, shards: int, tmp_path: Path) -> None:
+    """One that was there stays, and one that holds shards."""
+    out = tmp_path / "out"
+    if exists:
+        out.mkdir()
+    output = Output(out, MADE_BY)
+    with pytest.raises(KeyboardInterrupt), output.opened():
+        for i in range(shards):
+            output.write_bytes(f"model-{i}.safetensors", b"content")
+        raise KeyboardInterrupt
+    assert out.exists() == (exists or shards > 0)
+    if out.exists():
+        assert len(list(out.iterdir())) == shards
+
+
 def test_two_conversions_of_one_process_do_not_write_to_one_directory(tmp_path: Path) -> None:
     with (
         Output(tmp_path / "out", MADE_BY).opened(),
@@ -130,7 +147,7 @@ def test_a_full_disk_is_refused_before_any_shard(model: Path, tmp_path: Path, mo
         RequestError, match=r"too full; got 1000 bytes free; expected \d+.\d+ [KM]iB; to fix it: make room for "
     ):
         quantize_model(model, tmp_path / "out", device="cpu")
-    assert not list((tmp_path / "out").iterdir())
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_run_that_goes_on_needs_room_for_what_is_missing_alone(model: Path, out: Path, monkeypatch) -> None:
