@@ -169,6 +169,15 @@ def test_a_mistake_is_seen(
     assert worst(kernels, monkeypatch, sizes, 5, 352, 32, Form(order="interleaved")) > 0
 
 
+@on_host
+def test_activations_that_count_before_they_are_written_are_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = "                __syncthreads();  // all activations of the previous item are written\n"
+    wrong = with_mistake(tmp_path, "sm80/mxfp4_many", line, "")
+    assert worst(HostKernels(tmp_path, False, wrong, together=3), monkeypatch, MANY, 9, 160, 96, Form()) > 0
+
+
 @pytest.mark.parametrize(
     ("rows", "tile", "with_99_kib"),
     [
@@ -177,7 +186,7 @@ def test_a_mistake_is_seen(
         (14, ManyTile(8, 32, 3, blocks=2), ManyTile(8, 16, 2, blocks=2)),
         (26, ManyTile(8, 32, 3, blocks=2), ManyTile(12, 64, 2)),
         (27, ManyTile(8, 48, 2, blocks=2), ManyTile(12, 64, 2)),
-        (45, ManyTile(12, 64, 3), ManyTile(12, 64, 2)),
+        (43, ManyTile(12, 64, 3), ManyTile(12, 64, 2)),
         (57, ManyTile(12, 96, 3), ManyTile(8, 96, 2)),
         (81, ManyTile(8, 128, 3), ManyTile(8, 96, 2)),
     ],

@@ -65,7 +65,7 @@ class HostKernels:
 
     Args:
         where: a folder for what is built from `sources`.
-        late: whether copies land, and products are made, as late as they may.
+        late: whether copies land, and products are made, as late as they may; and the last thread begins.
         sources: another source for some kernels. together: clusters of a kernel that run at a time, at most.
         resident: blocks that the GPU is said to run at a time.
 

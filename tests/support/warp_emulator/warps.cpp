@@ -24,6 +24,8 @@ namespace {
 
 jmp_buf scheduler;
 int ended;  // fibers
+int deep;   // releases whose readers run
+bool told;
 
 }  // namespace
 
@@ -31,6 +33,12 @@ void pause() {
     const int me = current;
     if (!_setjmp(fibers[me].place)) _longjmp(scheduler, 1);
     become(me);
+}
+
+void tell() {
+    ++events;
+    told = true;
+    pause();
 }
 
 bool over(Meeting& meeting, unsigned generation) {
@@ -74,6 +82,36 @@ void resume(Fiber& fiber) {
     setcontext(&fiber.context);
 }
 
+void run_far(int warp);
+
+// Runs a fiber until it pauses; whether it had not ended. Behind a release the other blocks run first, as far
+// as they can: what they read then has to be there.
+bool step(int fiber) {
+    if (fibers[fiber].done) return false;
+    become(fiber);
+    resume(fibers[fiber]);
+    if (std::exchange(told, false) && deep < together) {
+        ++deep;
+        const int of_block = threads / 32, own = fiber / threads;
+        for (uint64_t before = events - 1; before != events && !failed;) {
+            before = events;
+            for (int warp = 0; warp < of_block * together; ++warp)
+                if (warp / of_block != own) run_far(warp);
+        }
+        --deep;
+    }
+    return true;
+}
+
+// Runs a warp until it waits for others.
+void run_far(int warp) {
+    for (uint64_t before = events - 1; before != events && !failed;) {
+        before = events;
+        for (int i = 0; i < 32 && !failed; ++i) step(32 * warp + i);
+    }
+}
+
+// Threads take turns, up and down: none is always ahead of another.
 void run_together() {
     const int all = threads * together;
     memories.resize(together);
@@ -105,17 +143,10 @@ void run_together() {
         fiber.context.uc_link = nullptr;
         makecontext(&fiber.context, reinterpret_cast<void (*)()>(enter), 1, i);
     }
-    // up and down: no thread is always ahead of another
     uint64_t seen[2] = {events, events};  // after the last two rounds
-    for (bool busy = true, up = true; busy && !failed; up = !up) {
+    for (bool busy = true, up = !late; busy && !failed; up = !up) {
         busy = false;
-        for (int j = 0; j < all && !failed; ++j) {
-            const int i = up ? j : all - 1 - j;
-            if (fibers[i].done) continue;
-            busy = true;
-            become(i);
-            resume(fibers[i]);
-        }
+        for (int j = 0; j < all && !failed; ++j) busy |= step(up ? j : all - 1 - j);
         if (busy && seen[0] == events) {
             std::fprintf(stderr, "all threads of block %u wait for one another\n", blockIdx.x);
             failed = true;

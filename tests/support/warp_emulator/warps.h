@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // CUDA C++ on the host, for some blocks at a time: each thread is a fiber, collectives of a warp, of a block
 // and of a cluster make fibers wait for one another. What a GPU may do early or late is chosen: `late` copies
-// land, and products are made, when they are waited for, others at once. warps.cpp has what no kernel needs
-// compiled with it.
+// land, and products are made, when they are waited for, others at once. Fibers take turns, with `late` the
+// last first; where one releases something to other blocks, these run first. warps.cpp has what no kernel
+// needs compiled with it.
 #pragma once
 
 #include <setjmp.h>
@@ -143,6 +144,9 @@ inline void become(int fiber) {
 
 // Lets the other fibers run.
 void pause();
+
+// The same, behind a release: the other blocks run first.
+void tell();
 
 bool over(Meeting& meeting, unsigned generation);
 

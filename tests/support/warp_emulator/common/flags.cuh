@@ -11,11 +11,11 @@ inline int load_acquire(const int* from) {
 
 inline void add_release(int* to, int value) {
     *to += value;
-    ++emulator::events;
+    emulator::tell();
 }
 
 inline int add_acquire_release(int* to, int value) {
-    emulator::pause();
-    ++emulator::events;
-    return std::exchange(*to, *to + value);
+    const int before = std::exchange(*to, *to + value);
+    emulator::tell();
+    return before;
 }
