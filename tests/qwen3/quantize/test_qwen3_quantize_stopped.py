@@ -103,9 +103,9 @@ def test_an_interrupt_does_not_wait_for_whole_files(tmp_path: Path, monkeypatch:
 
         def update(self, piece: bytes) -> None:
             self.pieces += 1
-            if self.pieces == 1:
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             time.sleep(0.2)
+            if self.pieces == 3:  # by now the main thread waits
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     monkeypatch.setattr(convert.hashlib, "sha256", Slow)
     (tmp_path / "config.json").write_text("{}")
