@@ -140,7 +140,7 @@ class Recall:
 
 
 def main(
-    model: Annotated[Path, typer.Option(exists=True, file_okay=False, help="That train_long wrote.")],
+    model: Annotated[Path, typer.Option(exists=True, file_okay=False, help="Checkpoint of train_long.")],
     prompts: Annotated[int, typer.Option(help="Rows of pairs.")] = 2,
     length: Annotated[int, typer.Option(help="Tokens of a row.")] = 8192,
     letters: Annotated[int, typer.Option(help="Of a key.")] = 6,
