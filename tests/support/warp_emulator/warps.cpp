@@ -84,6 +84,14 @@ void resume(Fiber& fiber) {
 
 void run_far(int warp);
 
+template <class Round>
+void until_all_wait(const Round& round) {
+    for (uint64_t before = events - 1; before != events && !failed;) {
+        before = events;
+        round();
+    }
+}
+
 // Runs a fiber until it pauses; whether it had not ended. Behind a release the other blocks run first, as far
 // as they can: what they read then has to be there.
 bool step(int fiber) {
@@ -93,11 +101,10 @@ bool step(int fiber) {
     if (std::exchange(told, false) && deep < together) {
         ++deep;
         const int of_block = threads / 32, own = fiber / threads;
-        for (uint64_t before = events - 1; before != events && !failed;) {
-            before = events;
+        until_all_wait([&] {
             for (int warp = 0; warp < of_block * together; ++warp)
                 if (warp / of_block != own) run_far(warp);
-        }
+        });
         --deep;
     }
     return true;
@@ -105,10 +112,9 @@ bool step(int fiber) {
 
 // Runs a warp until it waits for others.
 void run_far(int warp) {
-    for (uint64_t before = events - 1; before != events && !failed;) {
-        before = events;
+    until_all_wait([&] {
         for (int i = 0; i < 32 && !failed; ++i) step(32 * warp + i);
-    }
+    });
 }
 
 // Threads take turns, up and down: none is always ahead of another.
