@@ -1,5 +1,8 @@
-"""A plug-in of vLLM for vllm_serve.py and vllm_ranks.py: load format "ttnn_moe_random", Qwen3-MoE weights as
-qwen3_gpu.py draws them. A rank draws every weight whole and keeps its part, so all splits hold the same model."""
+"""A plug-in of vLLM for vllm_serve.py and vllm_ranks.py: load format "ttnn_moe_random".
+
+Qwen3-MoE weights are as qwen3_gpu.py draws them. A rank draws every weight whole and keeps its part, so all splits hold
+the same model. Weights of gpt-oss are random too, on one GPU.
+"""
 
 from __future__ import annotations
 
@@ -96,6 +99,25 @@ def fill(parameters: dict[str, Tensor], layers: int, seed: int = 0, rank: Rank |
         raise ValueError(f"parameters that the benchmark does not know: {sorted(left)[:5]}")
 
 
+@torch.no_grad()
+def fill_gpt_oss(parameters: dict[str, Tensor], seed: int = 0) -> None:
+    """Fill all parameters in place: any e2m1 numbers in experts, normal numbers elsewhere.
+
+    Experts add about a tenth of the embedding to the residual stream, so that a close call of a router changes little.
+    """
+    generator = torch.Generator(next(iter(parameters.values())).device).manual_seed(seed)
+    for name in sorted(parameters):
+        weight = parameters[name].data
+        if weight.dtype == torch.uint8:
+            # e2m1 numbers have a root mean square of 2.9
+            least, end = ((114, 118) if ".w2_" in name else (117, 121)) if name.endswith("_scale") else (0, 256)
+            weight.random_(least, end, generator=generator)
+        elif "norm" in name:
+            weight.fill_(1)
+        else:
+            weight.normal_(0, 1 if "embed" in name or name.endswith("sinks") else STD, generator=generator)
+
+
 def rank_of(model: torch.nn.Module, config: Any) -> Rank:
     """The part of a model that this process of vLLM's holds."""
     from vllm.distributed import get_tensor_model_parallel_rank, get_tensor_model_parallel_world_size
@@ -120,4 +142,7 @@ def register() -> None:
 
         def load_weights(self, model: torch.nn.Module, model_config: Any) -> None:
             config = model_config.hf_config
+            if config.model_type == "gpt_oss":
+                fill_gpt_oss(dict(model.named_parameters()))
+                return
             fill(dict(model.named_parameters()), config.num_hidden_layers, rank=rank_of(model, config))

@@ -2,12 +2,14 @@
 
     PYTHONPATH=. python benchmarks/vllm_serve.py --json vllm_serve.json
     PYTHONPATH=. python benchmarks/vllm_serve.py --kinds experts --rows 256 --json vllm_serve.json  # adds to the file
+    PYTHONPATH=. python benchmarks/vllm_serve.py --model gpt-oss-120b --kinds vllm,experts --json vllm_gpt_oss.json
     PYTHONPATH=. python benchmarks/vllm_serve.py --dry-run  # needs no GPU
 
-Qwen3-30B-A3B in bf16 with the random weights of qwen3_gpu.py, and the 256 requests of qwen3_engine.py, all there at the
-start; greedy, every request to its last token. Each kind and number of rows runs in a process of its own; with
---together, vLLM's smaller numbers of rows are set on the scheduler of the largest. Steps: whole generations of a batch
-less those that end with the first token. Tokens of every kind are compared with vLLM's.
+Qwen3-30B-A3B in bf16 with the random weights of qwen3_gpu.py, or gpt-oss in MXFP4 with random ones. The 256 requests
+are those of qwen3_engine.py, all there at the start; greedy, every request to its last token. Each kind and number of
+rows runs in a process of its own; with --together, vLLM's smaller numbers of rows are set on the scheduler of the
+largest. Steps: whole generations of a batch less those that end with the first token. Tokens of every kind are compared
+with vLLM's.
 """
 
 from __future__ import annotations
@@ -29,43 +31,18 @@ from typing import Annotated, Any
 import typer
 from need_gpu import need_gpu, need_vllm
 from qwen3_engine import draw, spread
+from vllm_models import CONFIGS, OURS_TOO
 from vllm_random import FORMAT
 
 ROOT = Path(__file__).parent.parent
 KINDS = {"vllm": "off", "experts": "experts", "model": "model", "ours": "off"}
 """Kind -> TTNN_MOE_VLLM."""
 IN_PROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
-PROMPT, NEW, VOCAB, COUNT = (32, 1024), (16, 256), 151936, 256
+PROMPT, NEW, VOCAB, COUNT = (32, 1024), (16, 256), CONFIGS[OURS_TOO]["vocab_size"], 256
 TOTALS = 77_351, 35_988
 VLLMS, OURS = 8192, PROMPT[1] + NEW[1]
 """Longest sequence: vLLM takes KV blocks on demand; pages of ours are as many as the rows want. qwen3_gpu.py has longer
 prompts of ours."""
-CONFIG = {
-    "architectures": ["Qwen3MoeForCausalLM"],
-    "attention_bias": False,
-    "decoder_sparse_step": 1,
-    "eos_token_id": 151645,
-    "head_dim": 128,
-    "hidden_act": "silu",
-    "hidden_size": 2048,
-    "intermediate_size": 6144,
-    "max_position_embeddings": 40960,
-    "mlp_only_layers": [],
-    "model_type": "qwen3_moe",
-    "moe_intermediate_size": 768,
-    "norm_topk_prob": True,
-    "num_attention_heads": 32,
-    "num_experts": 128,
-    "num_experts_per_tok": 8,
-    "num_hidden_layers": 48,
-    "num_key_value_heads": 4,
-    "rms_norm_eps": 1e-6,
-    "rope_theta": 1000000.0,
-    "tie_word_embeddings": False,
-    "torch_dtype": "bfloat16",
-    "vocab_size": VOCAB,
-}
-
 Request = tuple[list[int], int]
 Run = Callable[[list[Request]], tuple[float, list[list[int]]]]
 """Requests -> seconds, and the new tokens of each."""
@@ -99,16 +76,16 @@ def requests() -> list[Request]:
 
 
 def vllm_run(
-    rows: int, layers: int, folder: Path, sizes: list[int], **options: Any
+    rows: int, layers: int, folder: Path, sizes: list[int], model: str = OURS_TOO, **options: Any
 ) -> tuple[Run, Limit, dict[str, Any]]:
     """vLLM's offline engine, with graphs, prefix cache and asynchronous scheduling as it sets them.
 
     Args:
-        options: more of vllm.LLM.
+        model: of CONFIGS. options: more of vllm.LLM.
     """
     import vllm
 
-    (folder / "config.json").write_text(json.dumps({**CONFIG, "num_hidden_layers": layers}))
+    (folder / "config.json").write_text(json.dumps({**CONFIGS[model], "num_hidden_layers": layers}))
     llm = vllm.LLM(
         model=str(folder),
         load_format=FORMAT,
@@ -215,12 +192,18 @@ def measured(
         keep(found)
 
 
-def one_kind(kind: str, counts: list[int], rounds: int, asked: Asked, layers: int, folder: Path, part: Path) -> None:
-    """One engine, at each number of rows, the most first. Results are written after each figure."""
+def one_kind(
+    kind: str, counts: list[int], rounds: int, asked: Asked, layers: int, folder: Path, part: Path, **options: Any
+) -> None:
+    """One engine, at each number of rows, the most first. Results are written after each figure.
+
+    Args:
+        options: more of vllm_run.
+    """
     start = time.time()
     until = start + asked.limit if asked.limit else float("inf")
     ours, longest = kind == "ours", OURS if kind == "ours" else VLLMS
-    engine = our_run(counts[0], layers) if ours else vllm_run(counts[0], layers, folder, asked.sizes)
+    engine = our_run(counts[0], layers) if ours else vllm_run(counts[0], layers, folder, asked.sizes, **options)
     run, limit, about = engine
     about["ready_s"] = time.time() - start
     done: list[dict[str, Any]] = []
@@ -307,7 +290,9 @@ def main(
     ] = 3,
     steps: Annotated[str, typer.Option(help="Batches whose decode step is timed.")] = "1,8,32,128",
     prefill: Annotated[str, typer.Option(help="Prompts whose first token is timed.")] = "512,4096",
-    layers: Annotated[int, typer.Option(help="Of the model.")] = 48,
+    model: Annotated[str, typer.Option(help=f"Of {', '.join(CONFIGS)}.")] = OURS_TOO,
+    layers: Annotated[int, typer.Option(help="Of the model; 0: all.")] = 0,
+    attention: Annotated[str, typer.Option(help="vLLM's --attention-backend; default: its choice.")] = "",
     json_file: Annotated[Path | None, typer.Option("--json", help="Add to this file; tokens lie beside it.")] = None,
     together: Annotated[bool, typer.Option("--together", help="One engine a kind of vLLM, for all rows.")] = False,
     limit: Annotated[float, typer.Option(help="Seconds after which a process begins no figure; 0: any.")] = 0,
@@ -319,6 +304,11 @@ def main(
     chosen, counts = kinds.split(","), sorted(numbers(rows), reverse=True)
     if unknown := set(chosen) - set(KINDS):
         raise typer.BadParameter(f"{sorted(unknown)}: not of {list(KINDS)}", param_hint="--kinds")
+    if model not in CONFIGS:
+        raise typer.BadParameter(f"{model!r}: not of {list(CONFIGS)}", param_hint="--model")
+    if model != OURS_TOO and not set(chosen) <= {"vllm", "experts"}:
+        raise typer.BadParameter(f"{model} runs as vllm and experts", param_hint="--kinds")
+    layers = layers or CONFIGS[model]["num_hidden_layers"]
     if part is None and not dry_run:
         need_gpu()
         if set(chosen) != {"ours"}:
@@ -327,7 +317,8 @@ def main(
         folder = Path(made)
         if part is not None:
             asked = Asked(numbers(steps), numbers(prefill), limit, numbers(sizes))
-            one_kind(chosen[0], counts, rounds, asked, layers, folder, part)
+            options = {"model": model, **({"attention_backend": attention} if attention else {})}
+            one_kind(chosen[0], counts, rounds, asked, layers, folder, part, **options)
             return
         results = read(json_file)
         entry_points(folder)
@@ -339,9 +330,9 @@ def main(
             out = folder / f"{kind}_{group[0]}.json"
             # steps and prefills once, where every batch fits
             beside = (steps, prefill) if group[0] == max(counts) else ("", "")
-            options = ["--rounds", str(rounds), "--steps", beside[0], "--prefill", beside[1], "--layers", str(layers)]
-            options += ["--limit", str(limit), "--sizes", sizes]
-            words, environment = command(kind, group, [*options, "--part", str(out)], folder)
+            words = ["--rounds", str(rounds), "--steps", beside[0], "--prefill", beside[1], "--layers", str(layers)]
+            words += ["--limit", str(limit), "--sizes", sizes, "--model", model, "--attention", attention]
+            words, environment = command(kind, group, [*words, "--part", str(out)], folder)
             if dry_run:
                 shown = " ".join(f"{name}={value}" for name, value in environment.items())
                 typer.echo(f"{shown} {' '.join(words)}")
@@ -353,6 +344,7 @@ def main(
             except subprocess.SubprocessError as error:
                 typer.echo(f"{kind} at {group} rows failed: {error}", err=True)
             for row in json.loads(out.read_text()) if out.exists() else []:
+                row["model"] = model
                 key = row["kind"], row["rows"]
                 results = [old for old in results if (old["kind"], old["rows"]) != key] + [row]
                 line = f"{row['new_tokens_per_s']:,.0f} new tokens/s ({row['seconds']:.2f} s)"

@@ -15,6 +15,7 @@ from .triton_kernels_matmul import TritonKernels
 from .triton_kernels_mxfp4 import TritonKernelsMxfp4
 from .vllm_fused_experts import Vllm
 from .vllm_marlin_mxfp4 import VllmMarlinMxfp4
+from .vllm_triton_mxfp4 import VllmTritonMxfp4
 
 PEERS: list[Implementation] = [
     TorchGroupedMm(),
@@ -27,5 +28,5 @@ PEERS: list[Implementation] = [
     TritonKernels(),
 ]
 
-MXFP4_PEERS: list[Implementation] = [VllmMarlinMxfp4(), TritonKernelsMxfp4()]
-"""Those of MXFP4 weights; never run, as no machine here had them."""
+MXFP4_PEERS: list[Implementation] = [VllmMarlinMxfp4(), VllmTritonMxfp4(), TritonKernelsMxfp4()]
+"""Those of MXFP4 weights."""

@@ -28,7 +28,8 @@ class VllmMarlinMxfp4(Implementation):
         return why_not_on_cuda(device, "vllm", "vllm")
 
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
-        from vllm.model_executor.layers.fused_moe.fused_marlin_moe import fused_marlin_moe
+        from vllm.model_executor.layers.fused_moe.activation import MoEActivation
+        from vllm.model_executor.layers.fused_moe.experts.marlin_moe import fused_marlin_moe
         from vllm.scalar_type import scalar_types
 
         held = weights.once("marlin", lambda: _laid_out(layer, weights))
@@ -36,23 +37,14 @@ class VllmMarlinMxfp4(Implementation):
         names = ("w13_weight", "w2_weight", "w13_bias", "w2_bias", "w13_weight_scale", "w2_weight_scale")
         given = [getattr(held, name, None) for name in names]
         options = {"quant_type_id": scalar_types.float4_e2m1f.id, "global_num_experts": layer.E}
-        options |= {"activation": _activation(layer), "workspace": held.workspace}
+        activation = MoEActivation("silu" if layer.activation == SILU else "swigluoai")
+        options |= {"activation": activation, "workspace": held.workspace}
 
         def call(hidden: Tensor, ids: Tensor, scale: Tensor) -> Tensor:
-            out = fused_marlin_moe(pad(hidden, (0, H - layer.H)), *given, None, scale, ids, **options)
+            out = fused_marlin_moe(pad(hidden, (0, H - layer.H)), *given, scale, ids, **options)
             return out[:, : layer.H].contiguous()
 
         return call
-
-
-def _activation(layer: Layer) -> Any:
-    """Its name, or its member of the enumeration that newer versions have."""
-    name = "silu" if layer.activation == SILU else "swigluoai"
-    try:
-        from vllm.model_executor.layers.fused_moe.activation import MoEActivation
-    except ImportError:
-        return name
-    return MoEActivation(name)
 
 
 def _laid_out(layer: Layer, weights: Weights) -> Any:

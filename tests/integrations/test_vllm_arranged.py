@@ -73,7 +73,7 @@ def test_a_parameter_knows_its_bytes_wherever_an_interrupt_comes(make: Any) -> N
     def work() -> None:
         for name, parameter in layer.named_parameters():
             parameter.data.copy_(tensors[name])
-            setattr(parameter, arranged._MARK, False)
+            setattr(parameter, arranged._MARK, None)
         layer.quant_method.process_weights_after_loading(layer)
 
     def check() -> None:

@@ -108,7 +108,7 @@ def test_a_measurement_by_an_engine_of_fixed_speed() -> None:
 def test_one_engine_measures_all_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve, limits = script("vllm_serve"), []
 
-    def made(rows: int, layers: int, folder: Path, sizes: list[int]) -> Any:
+    def made(rows: int, layers: int, folder: Path, sizes: list[int], **options: Any) -> Any:
         return lambda todo: (1.0, [[1] * new for _, new in todo]), limits.append, {"vllm": "0.22.1"}
 
     monkeypatch.setattr(serve, "vllm_run", made)

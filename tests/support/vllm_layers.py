@@ -90,15 +90,8 @@ def _layers(current: Any) -> Any:
         with current():
             prefix = sizes.pop("prefix", f"model.layers.{next(_COUNT)}.mlp.experts")
             factory = getattr(layers, "FusedMoE", None) or layers.FusedMoEFactory
-            whole = factory(
-                top_k=K,
-                hidden_size=H,
-                intermediate_size=I,
-                params_dtype=dtype,
-                prefix=prefix,
-                custom_routing_function=route,
-                **sizes,
-            )
+            given = {"top_k": K, "hidden_size": H, "intermediate_size": I, "params_dtype": dtype, **sizes}
+            whole = factory(prefix=prefix, custom_routing_function=route, **given)
         layer = getattr(whole, "routed_experts", whole)  # from 0.33 on they hold the weights
         object.__setattr__(layer, "whole", whole)  # no submodule
         generator = torch.Generator().manual_seed(next(_COUNT))
@@ -117,6 +110,7 @@ def _layers(current: Any) -> Any:
             return kind.UnquantizedFusedMoEMethod(moe)
 
     make.method = method  # type: ignore[attr-defined]
+    make.current = current  # type: ignore[attr-defined]
     return make
 
 

@@ -51,6 +51,7 @@ class FusedMoEActivationFormat(Enum):
 class MoEActivation(Enum):
     SILU = "silu"
     GELU = "gelu"
+    SWIGLUOAI = "swigluoai"
 
 
 class TopKWeightAndReduceNoOP:
@@ -189,6 +190,13 @@ class FusedMoEMethodBase:
         super().__init__()
         self.moe, self.moe_kernel = moe, None
 
+    @property
+    def is_monolithic(self) -> bool:
+        return False
+
+    def maybe_roundup_sizes(self, H: int, I: int, act_dtype: Any, parallel: Any) -> tuple[int, int]:
+        return H, I
+
     def create_weights(
         self,
         layer: Any,
@@ -258,16 +266,24 @@ class FusedMoE(nn.Module):
         quant_config: Any = None,
         prefix: str = "",
         apply_router_weight_on_input: bool = False,
+        activation: str = "silu",
+        has_bias: bool = False,
         **options: Any,
     ):
         super().__init__()
         self.global_num_experts = self.local_num_experts = num_experts
-        self.expert_map, self.activation = None, MoEActivation.SILU
+        self.expert_map, self.activation = None, MoEActivation(activation)
         self.apply_router_weight_on_input = apply_router_weight_on_input
-        self.moe_config = FusedMoEConfig(num_experts, top_k, num_experts, params_dtype)
+        form = {"activation": self.activation, "has_bias": has_bias}
+        self.moe_config = FusedMoEConfig(num_experts, top_k, num_experts, params_dtype, **form)
         method = None if quant_config is None else quant_config.get_quant_method(self, prefix)
         self.quant_method = method or UnquantizedFusedMoEMethod(self.moe_config)
-        self.quant_method.create_weights(self, num_experts, hidden_size, intermediate_size, params_dtype)
+        sizes = self.quant_method.maybe_roundup_sizes(hidden_size, intermediate_size, params_dtype, None)
+        self.quant_method.create_weights(self, num_experts, *sizes, params_dtype, weight_loader=self.weight_loader)
+
+    def weight_loader(self, param: Any, loaded_weight: Tensor, weight_name: str, shard_id: Any, expert_id: Any) -> None:
+        """gpt-oss's: all experts of a tensor, which may have more rows and channels."""
+        param.data[tuple(slice(size) for size in loaded_weight.shape)].copy_(loaded_weight)
 
 
 class LinearBase(nn.Module):
@@ -284,6 +300,69 @@ class QuantizationConfig:
 
     def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
         raise NotImplementedError
+
+
+class Mxfp4MoeBackend(Enum):
+    TRITON = "TRITON"
+
+
+def select_mxfp4_moe_backend(moe_config: Any) -> Any:
+    return Mxfp4MoeBackend.TRITON, VllmExperts
+
+
+class GptOssMxfp4MoEMethod(FusedMoEMethodBase):
+    def __init__(self, moe: FusedMoEConfig):
+        super().__init__(moe)
+        choose = sys.modules[f"{QUANTIZATION}.mxfp4"].select_mxfp4_moe_backend  # type: ignore[attr-defined]
+        self.mxfp4_backend, self.experts_cls = choose(moe)
+
+    @property
+    def is_monolithic(self) -> bool:
+        return True
+
+    def maybe_roundup_sizes(self, H: int, I: int, act_dtype: Any, parallel: Any) -> tuple[int, int]:
+        return H, 64 * -(-I // 64)
+
+    def create_weights(self, layer: Any, num_experts: int, H: int, I: int, dtype: Any, **attributes: Any) -> None:
+        for name, rows, channels in (("w13", 2 * I, H), ("w2", H, I)):
+            shapes = {"weight": (rows, channels // 2), "weight_scale": (rows, channels // 32), "bias": (rows,)}
+            for part, shape in shapes.items():
+                kind = torch.bfloat16 if part == "bias" else torch.uint8
+                weight = nn.Parameter(torch.zeros(num_experts, *shape, dtype=kind), requires_grad=False)
+                layer.register_parameter(f"{name}_{part}", weight)
+                for attribute, value in attributes.items():
+                    setattr(weight, attribute, value)
+
+    def process_weights_after_loading(self, layer: Any) -> None:
+        self.moe_kernel = object()  # type: ignore[assignment]
+
+    def get_fused_moe_quant_config(self, layer: Any) -> Any:
+        return object()
+
+    def apply(
+        self,
+        layer: Any,
+        x: Tensor,
+        topk_weights: Tensor,
+        topk_ids: Tensor,
+        shared_experts: Any,
+        shared_experts_input: Any,
+    ) -> Tensor:
+        assert self.moe_kernel is not None
+        return torch.ones_like(x)
+
+
+class Mxfp4Config(QuantizationConfig):
+    @classmethod
+    def from_config(cls, config: Any) -> Any:
+        return cls()
+
+    def get_quant_method(self, layer: nn.Module, prefix: str) -> Any:
+        return GptOssMxfp4MoEMethod(layer.moe_config) if isinstance(layer, FusedMoE) else UnquantizedLinearMethod()
+
+
+class GptOssMxfp4Config(Mxfp4Config):
+    pass
 
 
 def register_quantization_config(quantization: str) -> Any:
@@ -309,6 +388,7 @@ _ALL = {
     f"{MOE}.config": (FusedMoEConfig, FusedMoEParallelConfig),
     f"{MOE}.modular_kernel": (FusedMoEActivationFormat, FusedMoEExpertsModular, FusedMoEKernel),
     f"{MOE}.activation": (MoEActivation,),
+    f"{MOE}.oracle.mxfp4": (Mxfp4MoeBackend,),
     f"{MOE}.oracle.unquantized": (UnquantizedMoeBackend,),
     f"{MOE}.topk_weight_and_reduce": (TopKWeightAndReduceNoOP,),
     f"{MOE}.fused_moe_method_base": (FusedMoEMethodBase,),
@@ -317,6 +397,7 @@ _ALL = {
     "vllm.model_executor.layers.linear": (LinearBase, UnquantizedLinearMethod),
     f"{QUANTIZATION}.base_config": (QuantizationConfig,),
     QUANTIZATION: (register_quantization_config, get_quantization_config),
+    f"{QUANTIZATION}.mxfp4": (GptOssMxfp4Config, GptOssMxfp4MoEMethod, Mxfp4Config, select_mxfp4_moe_backend),
 }
 
 
@@ -336,6 +417,7 @@ def installed() -> Iterator[None]:
             setattr(sys.modules[name], value.__name__, value)
     sys.modules["vllm.model_executor.custom_op"].op_registry_oot = op_registry_oot  # type: ignore[attr-defined]
     sys.modules[QUANTIZATION].QUANTIZATION_METHODS = QUANTIZATION_METHODS  # type: ignore[attr-defined]
+    sys.modules[QUANTIZATION]._CUSTOMIZED_METHOD_TO_QUANT_CONFIG = CONFIGS  # type: ignore[attr-defined]
     try:
         yield
     finally:

@@ -7,49 +7,85 @@ called by somebody else writes arranged bytes into an arranged parameter.
 
 from __future__ import annotations
 
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from ...formats import mxfp4, mxfp4_boxes
 from ...formats.in_place import Mark, no_mark
 
 _MARK = "ttnn_moe_arranged"
-_ORDER = "halves"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """What a parameter holds.
+
+    Attributes:
+        tensor: the format's name of it. order: gate_up_order of its experts.
+    """
+
+    tensor: str
+    order: str = "halves"
+
+    def reorder(self, tensor: Tensor, inverse: bool, mark: Mark = no_mark) -> None:
+        """From the checkpoint's bytes to arranged ones, in place, or back."""
+        mxfp4_boxes.reorder_tensor(self.tensor, tensor, self.order, inverse, mark)
 
 
 def is_arranged(parameter: Tensor) -> bool:
-    return getattr(parameter, _MARK, False)
+    return getattr(parameter, _MARK, None) is not None
 
 
-def arrange(parameter: Tensor, name: str) -> None:
-    """Arrange a parameter in place, unless it is. name: in a checkpoint."""
+def arrange(parameter: Tensor, kind: Kind) -> None:
+    """Arrange a parameter in place, unless it is."""
     if not is_arranged(parameter):
-        _reorder(parameter.data, name, inverse=False, mark=partial(setattr, parameter, _MARK))
+        kind.reorder(parameter.data, False, lambda done: setattr(parameter, _MARK, kind if done else None))
 
 
 def fill(parameter: Tensor, loaded: Tensor, name: str) -> None:
-    """Copy a tensor with a checkpoint's bytes into a parameter.
+    """Copy a tensor with a checkpoint's bytes into a parameter. name: for errors.
 
     Raises:
         ContractError: a scale for an arranged parameter is no number.
     """
     if is_arranged(parameter):
-        if name.endswith("_scales"):
+        kind: Kind = getattr(parameter, _MARK)
+        if kind.tensor.endswith("_scales"):
             mxfp4.check_scales(**{name: loaded})
         loaded = loaded.to(parameter.device, copy=True).contiguous()
-        _reorder(loaded, name, inverse=False)
+        kind.reorder(loaded, inverse=False)
     parameter.data.copy_(loaded)
+
+
+def checkpoint_bytes(parameter: Tensor) -> Tensor:
+    """A copy of an arranged parameter with the checkpoint's bytes."""
+    copy = parameter.data.clone()
+    getattr(parameter, _MARK).reorder(copy, inverse=True)
+    return copy
 
 
 def restore_state(layer: Any, state: dict[str, Tensor], prefix: str, *_: Any) -> None:
     """Hook of a state dict: arranged parameters are in it as copies with the checkpoint's bytes."""
     for name, parameter in layer.named_parameters(recurse=False):
         if is_arranged(parameter):
-            state[prefix + name] = parameter.data.clone()
-            _reorder(state[prefix + name], name, inverse=True)
+            state[prefix + name] = checkpoint_bytes(parameter)
 
 
-def _reorder(tensor: Tensor, name: str, inverse: bool, mark: Mark = no_mark) -> None:
-    mxfp4_boxes.reorder_tensor(name.replace("_proj_", "_"), tensor, _ORDER, inverse, mark)
+def follow(parameter: torch.nn.Parameter, name: str) -> None:
+    """Have vLLM's weight loader of a parameter write the checkpoint's bytes, arranged or not. name: for errors."""
+    theirs = parameter.weight_loader  # type: ignore[attr-defined]
+
+    # a reload asks for the loader's name, and exchanges its argument `param`
+    def weight_loader(param: Tensor, loaded_weight: Tensor, *args: Any, **options: Any) -> Any:
+        if not is_arranged(param):
+            return theirs(param, loaded_weight, *args, **options)
+        # vLLM's may fill a part
+        whole = torch.nn.Parameter(checkpoint_bytes(param), requires_grad=False)
+        done = theirs(whole, loaded_weight, *args, **options)
+        fill(param, whole.data, name)
+        return done
+
+    parameter.weight_loader = weight_loader  # type: ignore[attr-defined]

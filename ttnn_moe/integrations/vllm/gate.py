@@ -10,6 +10,14 @@ import torch
 from ...contract import HIDDEN_DTYPES
 from ...visible import shown
 
+_KERNELS = (
+    "VLLM_MXFP4_USE_MARLIN",
+    "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16",
+    "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8",
+    "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS",
+)
+"""Variables by which vLLM's users choose kernels of gpt-oss."""
+
 
 def why_not(moe: Any, parallel: Any) -> str | None:
     """Why a layer stays with vLLM, as far as its configuration tells; None: it may be served.
@@ -17,10 +25,34 @@ def why_not(moe: Any, parallel: Any) -> str | None:
     Args:
         moe: vLLM's FusedMoEConfig. parallel: vLLM's ParallelConfig, or None.
     """
+    return _why_not_asked(moe) or _why_not_form(moe) or _why_not_exchange(moe) or why_not_together(parallel)
+
+
+def why_not_gpt_oss(moe: Any, model: Any, parallel: Any) -> str | None:
+    """As `why_not`, of a layer of gpt-oss in MXFP4. model: vLLM's ModelConfig, or None."""
+    kernels = [name for name in _KERNELS if os.environ.get(name, "0") not in ("", "0")]
+    if kernels:
+        return f"{kernels[0]} asks for a kernel of vLLM's; to change it: unset it"
+    if getattr(getattr(getattr(model, "quantization_config", None), "moe", None), "activation", None) is not None:
+        return "--quantization-config names a format of activations"
+    if getattr(moe.activation, "value", moe.activation) != "swigluoai" or not moe.has_bias:
+        return f"its activation is {shown(moe.activation)} {'with' if moe.has_bias else 'without'} biases"
+    if moe.in_dtype != torch.bfloat16:
+        return f"its activations are {moe.in_dtype}, not torch.bfloat16"
+    if moe.dp_size > 1 or moe.moe_parallel_config.use_all2all_kernels:
+        return "tokens are exchanged between ranks; to change it: --data-parallel-size 1"
+    return _why_not_asked(moe) or why_not_together(parallel)
+
+
+def _why_not_asked(moe: Any) -> str | None:
     if moe.moe_backend != "auto":
         return f"moe_backend={shown(moe.moe_backend)} was asked for; to change it: leave out --moe-backend"
     if moe.is_lora_enabled:
         return "LoRA adapters change the experts' weights by request; to change it: serve without --enable-lora"
+    return None
+
+
+def _why_not_form(moe: Any) -> str | None:
     if moe.has_bias:
         return "its experts have biases, and their weights are not MXFP4"
     activation = getattr(moe.activation, "value", moe.activation)
@@ -30,12 +62,16 @@ def why_not(moe: Any, parallel: Any) -> str | None:
         return f"its SwiGLU is clamped (swiglu_limit={moe.swiglu_limit})"
     if moe.in_dtype not in HIDDEN_DTYPES:
         return f"its activations are {moe.in_dtype}, not one of {[str(dtype)[6:] for dtype in HIDDEN_DTYPES]}"
+    return None
+
+
+def _why_not_exchange(moe: Any) -> str | None:
     if moe.moe_parallel_config.use_batched_activation_format:
         return (
             "its all-to-all backend hands out one batch an expert (the batched activation format); to change it: "
             "--all2all-backend allgather_reducescatter or deepep_high_throughput"
         )
-    return why_not_together(parallel)
+    return None
 
 
 def why_not_together(parallel: Any) -> str | None:

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from ...errors import TtnnMoeError
 from . import say, setting
-from .surface import EXPERTS, MODEL, QUANTISED, installed
+from .surface import EXPERTS, GPT_OSS, MODEL, QUANTISED, installed
 
 HOOK = "UnquantizedFusedMoEMethod"
 ARCHITECTURE = "Qwen3MoeForCausalLM"
@@ -13,10 +17,14 @@ _UNKNOWN = (
     f"this vLLM is not known, and runs all MoE layers itself: {{}}; known are {EXPERTS.versions}; "
     "to change it: install one of these, or a newer ttnn-moe"
 )
+_TAKEN = (
+    "another plug-in has taken vLLM's {}, and runs its layers: {}.{}; "
+    "to change it: name the plug-ins to load, VLLM_PLUGINS=ttnn_moe"
+)
 
 
 def register() -> None:
-    """Put the operator into vLLM's unquantised MoE layers, and teach vLLM this package's quantised checkpoints.
+    """Put the operator into vLLM's unquantised MoE layers and gpt-oss's; register this package's quantised checkpoints.
 
     vLLM calls it in every process, perhaps more than once. Nothing is raised: the reason is in vLLM's log.
     """
@@ -26,6 +34,7 @@ def register() -> None:
             return
         _register_experts()
         _register_quantised()
+        _register_gpt_oss()
         if level == setting.MODEL:
             _register_model()
     except TtnnMoeError as error:
@@ -51,10 +60,7 @@ def _register_experts() -> None:
     if other is TtnnMoeMethod:
         return
     if other is not None:
-        say.warning(
-            f"another plug-in has taken vLLM's {HOOK}, and runs its layers: {other.__module__}.{other.__qualname__}; "
-            "to change it: name the plug-ins to load, VLLM_PLUGINS=ttnn_moe"
-        )
+        say.warning(_TAKEN.format(HOOK, other.__module__, other.__qualname__))
         return
     CustomOp.register_oot(name=HOOK)(TtnnMoeMethod)
 
@@ -73,6 +79,36 @@ def _register_quantised() -> None:
         say.info("checkpoints of `ttnn-moe quantize` are not served by this vLLM: its layer of experts is not known")
     elif METHOD not in QUANTIZATION_METHODS:
         register_quantization_config(METHOD)(QuantisedConfig)
+
+
+def _register_gpt_oss() -> None:
+    reason = GPT_OSS.why_not(installed)
+    if reason is not None:
+        say.info(f"this vLLM runs gpt-oss's experts itself: {reason}")
+        return
+    from vllm.model_executor.layers import quantization
+
+    from .gpt_oss import NAME, GptOssConfig
+
+    other = quantization._CUSTOMIZED_METHOD_TO_QUANT_CONFIG.get(NAME)
+    if other is GptOssConfig:
+        return
+    if other is not None:
+        say.warning(_TAKEN.format(NAME, other.__module__, other.__qualname__))
+        return
+    with _quiet("vllm.model_executor.layers.quantization"):
+        quantization.register_quantization_config(NAME)(GptOssConfig)
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Without a logger's warnings: vLLM 0.22 warns of any configuration that stands in for its own."""
+    logger = logging.getLogger(name)
+    before, logger.disabled = logger.disabled, True
+    try:
+        yield
+    finally:
+        logger.disabled = before
 
 
 def _register_model() -> None:

@@ -216,7 +216,7 @@ class QuantisedMethod(FusedMoEMethodBase):
         form = self._form or {"arranged": arranging.gains(experts_of(self.format, *self._sizes, *weights))}
         if form["arranged"]:
             for name, parameter in zip(self.format.tensors, weights, strict=True):
-                arranged.arrange(parameter, name)
+                arranged.arrange(parameter, arranged.Kind(name.replace("_proj_", "_")))
         return form
 
     def _weights(self, layer: Any) -> tuple[Tensor, ...]:

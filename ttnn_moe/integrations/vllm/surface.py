@@ -162,6 +162,41 @@ QUANTISED = Surface(
 )
 """Checkpoints of `ttnn-moe quantize`."""
 
+_QUANTIZATION = "vllm.model_executor.layers.quantization"
+_GPT_OSS = f"{_QUANTIZATION}.mxfp4", "GptOssMxfp4MoEMethod"
+
+GPT_OSS = Surface(
+    "0.22.1 to 0.33.0",
+    exact={
+        (_GPT_OSS[0], f"{_GPT_OSS[1]}.__init__"): ("self", "moe"),
+        (_GPT_OSS[0], f"{_GPT_OSS[1]}.process_weights_after_loading"): ("self", "layer"),
+        (_GPT_OSS[0], f"{_GPT_OSS[1]}.get_fused_moe_quant_config"): ("self", "layer"),
+        (_GPT_OSS[0], f"{_GPT_OSS[1]}.apply"): (
+            "self",
+            "layer",
+            "x",
+            "topk_weights",
+            "topk_ids",
+            "shared_experts",
+            "shared_experts_input",
+        ),
+    },
+    has={
+        **{
+            name: wanted
+            for name, wanted in EXPERTS.has.items()
+            if name[0] == f"{_MOE}.config" or name[1] == "CustomOp.register_oot"
+        },
+        (_GPT_OSS[0], f"{_GPT_OSS[1]}.create_weights"): ("layer", "num_experts"),
+        (f"{_MOE}.fused_moe_method_base", "FusedMoEMethodBase.is_monolithic"): ("self",),
+        (_GPT_OSS[0], "GptOssMxfp4Config"): (),
+        (_GPT_OSS[0], "Mxfp4Config.get_quant_method"): ("layer", "prefix"),
+        (_QUANTIZATION, "_CUSTOMIZED_METHOD_TO_QUANT_CONFIG"): (),
+        (_QUANTIZATION, "register_quantization_config"): ("quantization",),
+    },
+)
+"""MXFP4 experts of gpt-oss, in vLLM's own parameters."""
+
 
 _ATTENTION = "vllm.v1.attention"
 _FLASH = f"{_ATTENTION}.backends.flash_attn"
