@@ -101,14 +101,15 @@ def vllm_serve(name: str = "vllm_serve.json") -> str:
         here = {row["kind"]: f"{row['new_tokens_per_s']:,.0f}" for row in rows if row["rows"] == count}
         line(f"new tokens/s, {count} rows", here)
     for key, name in (("steps_ms", "step of {} rows, ms"), ("prefill_ms", "prefill of {} tokens, ms")):
-        for size in next(iter(best.values()))[key]:
+        for size in sorted({size for row in best.values() for size in row[key]}, key=int):
             found = {kind: best[kind][key][size] for kind in kinds if size in best[kind][key]}
             line(name.format(f"{int(size):,}"), {kind: f"{ms:.2f}" for kind, ms in found.items()})
     for key, name in (("first", "first tokens as vLLM's"), ("positions", "all tokens as vLLM's")):
         equal = {kind: best[kind]["tokens_as_vllm"] for kind in kinds}
         line(name, {kind: f"{share[key]:.1%}" for kind, share in equal.items() if share})
     about = f"{data['machine']['gpu']}, torch {data['machine']['torch']}, vLLM {best['vllm']['vllm']}"
-    return "\n".join([*lines, "", f"{about}, bf16; medians of rounds, without the first of several."]) + "\n"
+    experts = " with experts in MXFP4" if "gpt-oss" in best["vllm"].get("model", "") else ""
+    return "\n".join([*lines, "", f"{about}, bf16{experts}; medians of rounds, without the first of several."]) + "\n"
 
 
 def vllm_ranks() -> str:

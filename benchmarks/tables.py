@@ -59,6 +59,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "int4_24_sm80_h100.json": partial(layer_tables.format_layers, "int4_24", "int4_24_sm80_h100.json"),
     "mxfp4_layer.json": partial(layer_tables.format_layers, "mxfp4"),
     "mxfp4_arranged.json": partial(layer_tables.format_layers, "mxfp4", "mxfp4_arranged.json"),
+    "mxfp4_peers.json": partial(layer_tables.format_layers, "mxfp4", "mxfp4_peers.json"),
     "moe_layer.json": layer_tables.moe_layer,
     "moe_layer.json, all of it": layer_tables.moe_layer_all,
     "peers_h200.json": layer_tables.peers_h200,
@@ -74,6 +75,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "tenstorrent_host.json": tenstorrent_tables.host,
     "tenstorrent_quality.json": tenstorrent_tables.quality,
     "vllm_ranks.json": model_tables.vllm_ranks,
+    "vllm_gpt_oss.json": partial(model_tables.vllm_serve, "vllm_gpt_oss.json"),
     "vllm_serve.json": model_tables.vllm_serve,
     "vllm_serve_h100.json": partial(model_tables.vllm_serve, "vllm_serve_h100.json"),
 }
