@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,13 +15,15 @@ from torch import Tensor
 import ttnn_moe
 import vllm_layers
 import vllm_stand_in
+import vllm_whole
+from benchmark_scripts import script
 from ttnn_moe import arranging
 from ttnn_moe.activations import CLAMPED_SWIGLU
 from ttnn_moe.contract import Experts
 from ttnn_moe.errors import ContractError
 from ttnn_moe.formats import quantise_mxfp4
 from ttnn_moe.integrations.vllm.surface import GPT_OSS
-from vllm_layers import E, H, applied, call, served, warnings
+from vllm_layers import E, H, K, applied, call, served, warnings
 
 I = 96  # vLLM's kernels want a multiple of 64
 MXFP4 = f"{vllm_stand_in.QUANTIZATION}.mxfp4"
@@ -181,6 +185,48 @@ def test_vllm_reloads_a_layer(make: Any, monkeypatch: pytest.MonkeyPatch, arrang
         now = dict(layer.named_parameters())
         assert all(now[key] is parameters[key] for key in tensors), "graphs keep addresses"
         computes(layer, experts)
+
+
+@pytest.mark.skipif(not vllm_layers.REAL, reason="vLLM is not here")
+@pytest.mark.parametrize("arranges", [False, True])
+def test_vllms_loader_reads_a_checkpoint(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, arranges: bool
+) -> None:
+    """vLLM's own model, without attention."""
+    from vllm.model_executor.models import gpt_oss
+
+    monkeypatch.setattr(gpt_oss, "OAIAttention", lambda *_, **__: torch.nn.Identity())
+    monkeypatch.setattr(arranging, "gains", lambda experts: arranges and experts.format == "mxfp4")
+    sizes = {"num_hidden_layers": 2, "num_local_experts": E, "hidden_size": H, "intermediate_size": I, "head_dim": 16}
+    config = {
+        **script("vllm_models").CONFIGS["gpt-oss-20b"],
+        **sizes,
+        "num_experts_per_tok": K,
+        "num_attention_heads": 8,
+        "vocab_size": 64,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    config = vllm_whole.config_of(tmp_path, dtype="bfloat16")
+    layers = [drawn(seed) for seed in (3, 4)]
+    with vllm_whole.ready(config), torch.device("cpu"):
+        model = gpt_oss.GptOssForCausalLM(vllm_config=config)
+        model.load_weights((name, tensor) for n, (_, held) in enumerate(layers) for name, tensor in stored(n, held))
+        for layer, (experts, _) in zip(model.model.layers, layers, strict=True):
+            loaded = vllm_whole.held(layer.mlp.experts)
+            loaded.quant_method.process_weights_after_loading(loaded)
+            assert served(loaded)
+            computes(loaded, experts)
+
+
+def stored(layer: int, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """A layer's tensors as a checkpoint has them."""
+    theirs = {ours: name for name, ours in NAMES.items()}
+    for name, tensor in tensors.items():
+        matrix, _, part = name.partition("_")
+        if part == "weight":
+            tensor = tensor.unflatten(-1, (-1, 16))
+        matrix = {"w13": "gate_up_proj", "w2": "down_proj"}[matrix]
+        yield f"model.layers.{layer}.mlp.experts.{matrix}_{theirs[part]}", tensor
 
 
 def test_ranks_hold_their_experts(make: Any) -> None:

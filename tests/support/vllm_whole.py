@@ -19,7 +19,7 @@ def config_of(folder: Path, **options: Any) -> Any:
     from vllm.engine.arg_utils import EngineArgs
 
     given = {"skip_tokenizer_init": True, "enforce_eager": True, "max_model_len": 256, "load_format": "dummy"}
-    return EngineArgs(model=str(folder), dtype="float32", **{**given, **options}).create_engine_config()
+    return EngineArgs(model=str(folder), **{"dtype": "float32", **given, **options}).create_engine_config()
 
 
 @contextmanager
