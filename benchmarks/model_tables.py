@@ -100,7 +100,7 @@ def vllm_serve(name: str = "vllm_serve.json") -> str:
     for count in sorted({row["rows"] for row in rows}, reverse=True):
         here = {row["kind"]: f"{row['new_tokens_per_s']:,.0f}" for row in rows if row["rows"] == count}
         line(f"new tokens/s, {count} rows", here)
-    for key, name in (("steps_ms", "step of {} rows, ms"), ("prefill_ms", "prefill of {} tokens, ms")):
+    for key, name in (("steps_ms", "decode step, batch {}, ms"), ("prefill_ms", "prefill of {} tokens, ms")):
         for size in sorted({size for row in best.values() for size in row[key]}, key=int):
             found = {kind: best[kind][key][size] for kind in kinds if size in best[kind][key]}
             line(name.format(f"{int(size):,}"), {kind: f"{ms:.2f}" for kind, ms in found.items()})
@@ -127,7 +127,7 @@ def vllm_ranks() -> str:
 
     line(f"new tokens/s, {rows[0]['rows']} rows", [f"{row['new_tokens_per_s']:,.0f}" for row in rows])
     for B in sorted({B for row in rows for B in row["steps_ms"]}, key=int):
-        line(f"step of {B} rows, ms", [f"{row['steps_ms'][B]:.2f}" if B in row["steps_ms"] else "" for row in rows])
+        line(f"decode step, batch {B}, ms", [f"{row['steps_ms'][B]:.2f}" if B in row["steps_ms"] else "" for row in rows])
     base = next((f"{row['split']}_{row['kind']}" for row in rows if row["kind"] == "vllm"), None)
     for key, name in (("first", "first"), ("positions", "all")):
         if base is not None:

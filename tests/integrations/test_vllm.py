@@ -33,10 +33,11 @@ def registry() -> dict[str, Any]:
 
 
 def test_vllm_has_what_the_adapter_uses(make: Any) -> None:
-    from ttnn_moe.integrations.vllm.surface import EXPERTS, QUANTISED, installed
+    from ttnn_moe.integrations.vllm.surface import EXPERTS, GPT_OSS, QUANTISED, installed
 
     assert EXPERTS.why_not(installed) is None
     assert QUANTISED.why_not(installed) is None
+    assert GPT_OSS.why_not(installed) is None
 
 
 def test_a_second_registration_changes_nothing(make: Any, lines: list[Any]) -> None:
