@@ -127,7 +127,9 @@ def vllm_ranks() -> str:
 
     line(f"new tokens/s, {rows[0]['rows']} rows", [f"{row['new_tokens_per_s']:,.0f}" for row in rows])
     for B in sorted({B for row in rows for B in row["steps_ms"]}, key=int):
-        line(f"decode step, batch {B}, ms", [f"{row['steps_ms'][B]:.2f}" if B in row["steps_ms"] else "" for row in rows])
+        line(
+            f"decode step, batch {B}, ms", [f"{row['steps_ms'][B]:.2f}" if B in row["steps_ms"] else "" for row in rows]
+        )
     base = next((f"{row['split']}_{row['kind']}" for row in rows if row["kind"] == "vllm"), None)
     for key, name in (("first", "first"), ("positions", "all")):
         if base is not None:
