@@ -18,7 +18,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from .errors import BackendUnavailable, CheckpointError, ContractError, RequestError, TtnnMoeError
-from .visible import visible
+from .visible import said, visible
 
 if TYPE_CHECKING:
     import typer
@@ -94,7 +94,7 @@ def _told(error: BaseException) -> int:
         traceback.print_exception(error)
     where = traceback.extract_tb(error.__traceback__)[-1:]
     place = "".join(f" at {os.path.basename(frame.filename)}:{frame.lineno}" for frame in where)
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    text = " ".join(said(error).split())
     _say(f"a mistake in this package{place}: {text[: LINE // 2]}; to fix it: report it, with the output of --verbose.")
     return FAILED
 

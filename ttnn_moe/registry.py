@@ -15,7 +15,7 @@ from loguru import logger
 from .backend import Backend, Explains, Probe
 from .contract import HIDDEN_DTYPES, Problem, check_kind, too_many_pairs
 from .errors import BackendUnavailable, ContractError
-from .visible import shown
+from .visible import said, shown
 
 # in the order in which "auto" tries them
 _TARGETS: dict[str, str] = {
@@ -75,7 +75,7 @@ def probe(name: str) -> Probe:
     try:
         return _class(name).probe()
     except Exception as error:  # a broken optional package must not take the others down
-        return Probe(False, f"its probe failed: {type(error).__name__}: {error}")
+        return Probe(False, f"its probe failed: {said(error)}")
 
 
 def why_not(problem: Problem | None = None) -> dict[str, str]:

@@ -43,6 +43,11 @@ def words(value: object) -> str:
     return cut(value) if isinstance(value, str) else shown(value) if type(value) in _SIZED else cut(str(value))
 
 
+def said(error: BaseException) -> str:
+    """The class and the words of an error that may be anybody's."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 class _Short(reprlib.Repr):
     """Bounds each level: at most 32 items, 3 levels, 200 characters of a text."""
 

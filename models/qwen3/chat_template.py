@@ -21,8 +21,9 @@ from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from ttnn_moe.errors import RequestError
+from ttnn_moe.visible import said
 
-from .files import is_failure, said
+from .files import is_failure
 
 MOST = 1 << 24
 """Characters of a conversation, and of what an operator of a template makes."""

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ttnn_moe.errors import CheckpointError, TtnnMoeError
-from ttnn_moe.visible import shown
+from ttnn_moe.visible import said, shown
 
 MOST_BYTES = 256 << 20
 """Of a text file: far above the largest tokenizer.json."""
@@ -48,11 +48,6 @@ def reading(path: Path, refusal: str = "cannot be read", remedy: str | None = No
 def is_failure(error: BaseException) -> bool:
     """Whether an exception says that something failed. Rust's panics say so, though they are no Exception."""
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
-
-
-def said(error: BaseException) -> str:
-    """The class and the words of an error."""
-    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def read_text(path: Path, remedy: str | None = None) -> str:

@@ -11,10 +11,10 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as FastTokenizer
 
 from ttnn_moe.errors import CheckpointError, RequestError
-from ttnn_moe.visible import shown
+from ttnn_moe.visible import said, shown
 
 from .chat_template import ChatTemplate
-from .files import Fields, is_failure, path_of, read_json, read_text, reading, said
+from .files import Fields, is_failure, path_of, read_json, read_text, reading
 from .text_stream import TextStream
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")

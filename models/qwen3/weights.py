@@ -14,11 +14,10 @@ from ttnn_moe.arguments import FLOATS, as_integer, names_of
 from ttnn_moe.contract import HIDDEN_DTYPES, Problem
 from ttnn_moe.errors import CheckpointError, RequestError
 from ttnn_moe.tenstorrent.runtime import is_emulator
-from ttnn_moe.visible import shown
+from ttnn_moe.visible import said, shown
 
 from .checkpoint import Checkpoint, slots
 from .config import Qwen3MoeConfig
-from .files import said
 from .layers import MoE
 from .model import Qwen3Moe, placed
 from .pieces import Progress

@@ -218,6 +218,22 @@ def test_vllms_loader_reads_a_checkpoint(
             computes(loaded, experts)
 
 
+@pytest.mark.skipif(not vllm_layers.REAL, reason="vLLM is not here")
+def test_a_layer_runs_in_vllms_runner(make: Any) -> None:
+    """The router gives its choices, not its scores."""
+    from vllm.forward_context import get_forward_context, set_forward_context
+
+    experts, tensors = drawn()
+    layer = filled(make, tensors)
+    x, logits = torch.randn(6, H).bfloat16(), torch.randn(6, E)
+    with set_forward_context(None, make.config):
+        get_forward_context().all_moe_layers = None  # layers by their names: those of other tests are there too
+        found = layer.whole(x.clone(), logits)
+    weights, ids = vllm_layers.route(x, logits, K, True)
+    wanted = ttnn_moe.moe(x, ttnn_moe.Routing.from_topk(ids, weights, E), experts, backend="reference")
+    torch.testing.assert_close(found, wanted, rtol=1e-2, atol=1e-2)
+
+
 def stored(layer: int, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
     """A layer's tensors as a checkpoint has them."""
     theirs = {ours: name for name, ours in NAMES.items()}
@@ -295,6 +311,12 @@ def test_gpus_of_which_nothing_is_known_stay_with_vllm(
     layer = built(make)
     assert layer.quant_method.is_monolithic
     assert "compute capability 9.0" in warnings(lines)[0] and "TTNN_MOE_BACKEND=cuda" in warnings(lines)[0]
+
+
+def test_sizes_that_mxfp4_does_not_have_stay_with_vllm(make: Any, lines: list[Any]) -> None:
+    layer = built(make, hidden_size=72)
+    assert layer.quant_method.is_monolithic
+    assert "H" in warnings(lines)[0] and "32" in warnings(lines)[0]
 
 
 def _no_memory(*args: Any) -> None:

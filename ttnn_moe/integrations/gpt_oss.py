@@ -22,6 +22,7 @@ from ..arranging import at_load
 from ..contract import Experts
 from ..errors import CheckpointError, ContractError
 from ..formats.mxfp4 import BIASES, TENSORS
+from ..visible import said
 
 NAMES = {name: name.replace("down_", "down_proj_").replace("up_", "up_proj_") for name in (*TENSORS, *BIASES)}
 """A checkpoint's name of each tensor of the experts, without its prefix."""
@@ -83,7 +84,7 @@ def load_experts(folder: str | Path, layer: int, device: torch.device | str = "c
     except Exception as error:  # of any kind: files hold anything
         raise CheckpointError(
             f"the experts of layer {layer} cannot be read from {folder}",
-            got=f"{type(error).__name__}: {error}",
+            got=said(error),
             expected=f"safetensors files with {prefix}{NAMES['gate_up_blocks']} and so on",
         ) from error
     return at_load(experts_of(tensors, prefix))

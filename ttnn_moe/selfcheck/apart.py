@@ -9,6 +9,8 @@ from contextlib import suppress
 from multiprocessing.connection import Connection
 from typing import Any, TypeVar
 
+from ..visible import said
+
 R = TypeVar("R")
 
 
@@ -44,7 +46,7 @@ def _answer(theirs: Connection, function: Callable[..., Any], arguments: tuple[A
     try:
         result = function(*arguments)
     except Exception as error:  # of any kind: it is told to the caller
-        failure = f"{type(error).__name__}: {error}"
+        failure = said(error)
     theirs.send((result, failure))
 
 

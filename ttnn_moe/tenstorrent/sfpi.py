@@ -22,6 +22,7 @@ from http.client import HTTPException
 from pathlib import Path
 
 from ..errors import BackendUnavailable
+from ..visible import said
 
 COMPILER = Path("compiler") / "bin" / "riscv-tt-elf-g++"
 # the vendor's package installs here; ttnn looks here first
@@ -72,7 +73,7 @@ def _told(what: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, EOFError, HTTPException, tarfile.TarError, lzma.LZMAError) as error:
-        got = " ".join(f"{type(error).__name__}: {error}".split())
+        got = " ".join(said(error).split())
         raise BackendUnavailable(what, got=got, remedy=MANUAL) from None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 
 from ...errors import TtnnMoeError
+from ...visible import said
 
 # the first whose models take the name of a registered experts implementation
 MIN_TRANSFORMERS = (5, 7)
@@ -29,7 +30,7 @@ def _require_transformers() -> None:
         missing = isinstance(error, ModuleNotFoundError) and error.name == "transformers"
         raise TransformersUnsuitable(
             "ttnn_moe.hf needs transformers, which is not installed" if missing else "transformers cannot be imported",
-            got=None if missing else f"{type(error).__name__}: {error}",
+            got=None if missing else said(error),
             expected=f"transformers >= {at_least}",
             remedy=remedy,
         ) from error

@@ -12,6 +12,7 @@ from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 from ...errors import ContractError
 from ...kv.cache import CacheSizes
+from ...visible import said
 
 NAME = "ttnn_moe_kv"
 OTHERWISE = 'use another attention: model.set_attn_implementation("sdpa"), or "eager" for a model without sdpa'
@@ -47,7 +48,7 @@ def sizes_of(model: PreTrainedModel) -> CacheSizes:
     except (AttributeError, KeyError, RuntimeError, TypeError) as error:  # RuntimeError: layers differ in a size
         raise ContractError(
             "the model's config gives no one size of attention for all layers",
-            got=f"{type(model).__name__}: {type(error).__name__}: {error}",
+            got=f"{type(model).__name__}: {said(error)}",
             expected="num_hidden_layers, num_attention_heads and head_dim, the same in all layers",
             remedy=OTHERWISE,
         ) from error

@@ -84,12 +84,15 @@ class GptOssMethod(GptOssMxfp4MoEMethod):
         if not self._may_serve:
             return
         weights = self._weights(layer)
-        self._arranges = arranging.gains(experts_of(*weights))
+        try:
+            self._arranges = arranging.gains(experts_of(*weights))
+        except ContractError as error:
+            self._may_serve = self._may(str(error))
+            return
         if not self._arranges and not os.environ.get(registry.ENV):
             # nobody has compared the other kernels of MXFP4 with vLLM's
-            self._may_serve = self._may(
-                f"only GPUs of compute capability 9.0 are served; to change it: {registry.ENV}=cuda"
-            )
+            reason = f"only GPUs of compute capability 9.0 are served; to change it: {registry.ENV}=cuda"
+            self._may_serve = self._may(reason)
             return
         for name in mxfp4.TENSORS:
             arranged.follow(getattr(layer, PARAMETERS[name]), PARAMETERS[name])

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from ...errors import TtnnMoeError
+from ...visible import said
 from . import say, setting
 from .surface import EXPERTS, GPT_OSS, MODEL, QUANTISED, installed
 
@@ -40,7 +41,7 @@ def register() -> None:
     except TtnnMoeError as error:
         say.error(str(error))
     except Exception as error:  # vLLM starts without us, whatever a version of it holds
-        say.error(f"could not register, and vLLM runs all layers itself: {type(error).__name__}: {error}")
+        say.error(f"could not register, and vLLM runs all layers itself: {said(error)}")
 
 
 def _register_experts() -> None:

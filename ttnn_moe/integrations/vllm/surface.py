@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from ...visible import said
+
 _MOE = "vllm.model_executor.layers.fused_moe"
 
 Names = tuple[str, ...]
@@ -294,7 +296,7 @@ def installed(module: str, path: str) -> Sequence[str]:
     try:
         value: Any = reduce(getattr, path.split("."), importlib.import_module(module))
     except (ImportError, AttributeError) as error:
-        raise LookupError(f"{type(error).__name__}: {error}") from error
+        raise LookupError(said(error)) from error
     if isinstance(value, property):
         value = value.fget
     if dataclasses.is_dataclass(value):

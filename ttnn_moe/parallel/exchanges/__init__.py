@@ -10,6 +10,7 @@ from loguru import logger
 from ...backend import RunsOnNpu
 from ...contract import Problem
 from ...errors import BackendUnavailable
+from ...visible import said
 from . import agreement
 from .all_gather import AllGather
 from .all_to_all import AllToAll
@@ -87,4 +88,4 @@ def _why_not(kind: type[Exchange], problem: Problem, topology: Topology) -> str 
         return kind.why_not(problem, topology)
     except Exception as error:
         logger.opt(exception=error).debug("exchange {} cannot say whether it runs", kind.name)
-        return f"{type(error).__name__}: {error}"
+        return said(error)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from ...errors import BackendUnavailable
+from ...visible import said
 from ..compare import compare
 from ..stopped import RankStopped
 
@@ -43,7 +44,7 @@ def machines(backend: Any, group: dist.ProcessGroup | None) -> list[Any]:
         try:
             mine = backend.machine()
         except Exception as error:
-            mine = Unknown(f"{type(error).__name__}: {error}")
+            mine = Unknown(said(error))
         found = gather(mine, group)
         unknown = [f"rank {rank}: {one.why}" for rank, one in enumerate(found) if isinstance(one, Unknown)]
         if unknown:

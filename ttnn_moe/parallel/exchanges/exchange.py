@@ -15,6 +15,7 @@ from torch import Tensor
 from ...accelerator import is_accelerator, module_of
 from ...backend import Backend
 from ...contract import Experts, Placement, Problem, Routing
+from ...visible import said
 from ..hierarchical import Nodes
 from ..stopped import RankStopped, of_a_collective
 
@@ -81,7 +82,7 @@ class Calls:
 
     def _say(self, error: Exception) -> None:
         if self.report is not None and not self.trying:
-            self.report(f"{type(error).__name__}: {error}")
+            self.report(said(error))
 
     def fail(self, error: BaseException, rank: int) -> None:
         """This error ended a call of this rank."""
@@ -89,7 +90,7 @@ class Calls:
             self.failure = error.again()
         elif self.failure is None:
             peer = -1 if of_a_collective(error) and not self.tells else rank
-            self.failure = RankStopped(peer, rank, f"{type(error).__name__}: {error}")
+            self.failure = RankStopped(peer, rank, said(error))
 
 
 _CALLS: MutableMapping[dist.ProcessGroup, Calls] = WeakKeyDictionary()

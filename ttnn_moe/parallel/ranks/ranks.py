@@ -18,7 +18,7 @@ from ... import __version__
 from ...arguments import seconds
 from ...errors import BackendUnavailable, ContractError, TtnnMoeError
 from ...sizes import natural
-from ...visible import shown
+from ...visible import said, shown
 from ..compare import compare
 from ..exchanges.exchange import calls_of
 from ..exchanges.hierarchical import abandon
@@ -135,7 +135,7 @@ class Ranks:
             stopped = self._faults.wait() if of_a_collective(error) else self._stopped_before(error)
             if stopped is None:
                 self._faults.end()  # its thread would find the report, and cut beside what follows
-                self._faults.report(self.rank, f"{type(error).__name__}: {error}")
+                self._faults.report(self.rank, said(error))
             self._leave(failed=True)
             if stopped is None:
                 raise

@@ -12,6 +12,7 @@ from torch import Tensor
 from ...cuda.parallel import heap, sums
 from ...errors import BackendUnavailable, TtnnMoeError
 from ...logs import logger
+from ...visible import said
 from ..exchanges import agreement, symmetric
 from ..exchanges.exchange import world_of
 from ..stopped import RankStopped, of_a_collective
@@ -91,7 +92,7 @@ class Collectives:
         """A step of this rank ended with this error. What every rank finds, as in its input, ends no later step."""
         if self._failure is None and not self._captures and not isinstance(error, TtnnMoeError):
             peer = -1 if of_a_collective(error) else self.ranks.rank
-            self._failure = RankStopped(peer, self.ranks.rank, f"{type(error).__name__}: {error}")
+            self._failure = RankStopped(peer, self.ranks.rank, said(error))
 
     @contextmanager
     def captures(self) -> Iterator[None]:
