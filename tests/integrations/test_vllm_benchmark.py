@@ -131,7 +131,7 @@ def test_results_are_read_and_tabled(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(script("table_text"), "RESULTS", tmp_path)
     lines = tables.vllm_serve().splitlines()
     assert lines[0] == "|  | vLLM | `model` | our engine |" and "| 6,000 | 7,654 | 6,000 |" in lines[2]
-    assert "| step of 1 rows, ms | 2.50 | 2.50 | 2.50 |" in lines
+    assert "| decode step, batch 1, ms | 2.50 | 2.50 | 2.50 |" in lines
     assert "| all tokens as vLLM's |  | 100.0% | 50.0% |" in lines
 
 
@@ -237,5 +237,5 @@ def test_results_of_several_gpus_are_tabled(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(script("table_text"), "RESULTS", tmp_path)
     lines = tables.vllm_ranks().splitlines()
     assert lines[0] == "|  | TP 2, vLLM | DP 2 + EP, `model` |" and "| 6,000 | 6,000 |" in lines[2]
-    assert "| step of 2 rows, ms | 2.50 |  |" in lines and "| all tokens as vLLM's | 100.0% | 50.0% |" in lines
+    assert "| decode step, batch 2, ms | 2.50 |  |" in lines and "| all tokens as vLLM's | 100.0% | 50.0% |" in lines
     assert "| tokens of steps, repeated |  | 100.0% |" in lines
