@@ -75,17 +75,22 @@ def restore_state(layer: Any, state: dict[str, Tensor], prefix: str, *_: Any) ->
 
 
 def follow(parameter: torch.nn.Parameter, name: str) -> None:
-    """Have vLLM's weight loader of a parameter write the checkpoint's bytes, arranged or not. name: for errors."""
+    """Have vLLM's weight loader of a whole parameter write the checkpoint's bytes, arranged or not. name: for errors.
+
+    What the checkpoint does not fill becomes zeros: a reload of vLLM's begins with memory that nobody wrote.
+    """
     theirs = parameter.weight_loader  # type: ignore[attr-defined]
 
     # a reload asks for the loader's name, and exchanges its argument `param`
     def weight_loader(param: Tensor, loaded_weight: Tensor, *args: Any, **options: Any) -> Any:
-        if not is_arranged(param):
-            return theirs(param, loaded_weight, *args, **options)
-        # vLLM's may fill a part
-        whole = torch.nn.Parameter(checkpoint_bytes(param), requires_grad=False)
+        whole = param
+        if is_arranged(param):
+            whole = torch.nn.Parameter(torch.empty_like(param.data), requires_grad=False)
+        if loaded_weight.shape != param.shape:
+            whole.data.zero_()
         done = theirs(whole, loaded_weight, *args, **options)
-        fill(param, whole.data, name)
+        if whole is not param:
+            fill(param, whole.data, name)
         return done
 
     parameter.weight_loader = weight_loader  # type: ignore[attr-defined]

@@ -94,8 +94,8 @@ class GptOssMethod(GptOssMxfp4MoEMethod):
             reason = f"only GPUs of compute capability 9.0 are served; to change it: {registry.ENV}=cuda"
             self._may_serve = self._may(reason)
             return
-        for name in mxfp4.TENSORS:
-            arranged.follow(getattr(layer, PARAMETERS[name]), PARAMETERS[name])
+        for name in PARAMETERS.values():
+            arranged.follow(getattr(layer, name), name)
         layer.register_state_dict_post_hook(arranged.restore_state)
         if num_experts == self.moe.num_experts:
             load.begin(self._layer(num_experts), weights)
