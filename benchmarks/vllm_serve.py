@@ -321,6 +321,8 @@ def main(
             one_kind(chosen[0], counts, rounds, asked, layers, folder, part, **options)
             return
         results = read(json_file)
+        if others := {row.get("model", OURS_TOO) for row in results} - {model}:
+            raise typer.BadParameter(f"{json_file} has results of {', '.join(sorted(others))}", param_hint="--json")
         entry_points(folder)
         groups = [(kind, [count]) for kind in chosen for count in counts]
         if together:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -132,6 +134,31 @@ def test_vllm_reloads_a_layer(make: Any, name: str) -> None:
         if name == "mxfp4":
             is_arranged(layer, tensors)
         computes(layer, experts)
+
+
+@pytest.mark.skipif(not vllm_layers.REAL, reason="vLLM is not here")
+@pytest.mark.parametrize("name", ["mxfp4", "int4_24", "gpt_oss"])
+def test_a_layer_is_freed(make: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """vLLM keeps weight loaders of every layer for reloads, and forgets a layer whose loaders are bound to it."""
+    from vllm.model_executor.layers.quantization import get_quantization_config
+    from vllm.model_executor.model_loader.reload import record_metadata_for_reloading
+
+    if name == "gpt_oss":
+        mxfp4 = "vllm.model_executor.layers.quantization.mxfp4"
+        monkeypatch.setattr(f"{mxfp4}.select_mxfp4_moe_backend", lambda moe: (None, None))  # a CPU may have none
+        given = get_quantization_config("gpt_oss_mxfp4").from_config({"quant_method": "mxfp4"})
+        layer = make(loaded=False, quant_config=given, activation="swigluoai", has_bias=True)
+    else:
+        layer = make(loaded=False, quant_config=config(name))
+    with torch.device("cpu"):
+        record_metadata_for_reloading(layer.whole)
+    context = make.config.compilation_config.static_forward_context
+    for key in [key for key, held in context.items() if held is layer.whole or held is layer]:
+        del context[key]
+    seen = weakref.ref(layer)
+    del layer
+    gc.collect()
+    assert seen() is None
 
 
 def test_reloaded_scales_that_fp16_does_not_hold_are_refused(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:

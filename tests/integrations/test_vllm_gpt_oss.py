@@ -22,7 +22,7 @@ from ttnn_moe import arranging
 from ttnn_moe.activations import CLAMPED_SWIGLU
 from ttnn_moe.contract import Experts
 from ttnn_moe.errors import ContractError
-from ttnn_moe.formats import quantise_mxfp4
+from ttnn_moe.formats import mxfp4_boxes, quantise_mxfp4
 from ttnn_moe.integrations.vllm.surface import GPT_OSS
 from vllm_layers import E, H, K, applied, call, served, warnings
 
@@ -254,6 +254,34 @@ def stored(layer: int, tensors: dict[str, Tensor]) -> Iterator[tuple[str, Tensor
             tensor = tensor.unflatten(-1, (-1, 16))
         matrix = {"w13": "gate_up_proj", "w2": "down_proj"}[matrix]
         yield f"model.layers.{layer}.mlp.experts.{matrix}_{theirs[part]}", tensor
+
+
+@pytest.mark.usefixtures("as_on_hopper")
+@pytest.mark.parametrize("at", [1, 2])
+def test_without_memory_to_arrange_a_layer_stays_with_vllm(
+    make: Any, lines: list[Any], monkeypatch: pytest.MonkeyPatch, at: int
+) -> None:
+    """Of two tensors that are arranged before, the bytes come back."""
+    exchange, calls = mxfp4_boxes._exchange, []
+
+    def fails(*args: Any) -> Any:
+        calls.append(args)
+        if len(calls) == at:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 64.00 MiB.")
+        return exchange(*args)
+
+    monkeypatch.setattr(mxfp4_boxes, "_exchange", fails)
+    layer, tensors, got = built(make), drawn()[1], {}
+    monkeypatch.setattr(
+        f"{MXFP4}.GptOssMxfp4MoEMethod.process_weights_after_loading",
+        lambda self, layer: got.update({name: held.data.clone() for name, held in layer.named_parameters()}),
+    )
+    load(layer, tensors)
+    layer.quant_method.process_weights_after_loading(layer)
+    assert not served(layer) and layer.quant_method.is_monolithic
+    assert "no memory to arrange" in warnings(lines)[0]
+    for name, tensor in tensors.items():
+        assert torch.equal(got[name][tuple(map(slice, tensor.shape))], tensor), name
 
 
 def test_ranks_hold_their_experts(make: Any) -> None:

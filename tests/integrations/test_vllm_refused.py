@@ -59,6 +59,17 @@ def test_engines_that_are_not_served(
     assert reason is not None and said in reason
 
 
+@pytest.mark.parametrize(("uva", "refused"), [(True, False), (False, True), (None, True)])
+def test_weights_on_the_host(make: Any, monkeypatch: pytest.MonkeyPatch, uva: bool | None, refused: bool) -> None:
+    """Views of pinned memory stay where they are. Else a call gets copies, and a prefetch shares them."""
+    from ttnn_moe.integrations.vllm import gate
+
+    offloader = SimpleNamespace() if uva is None else SimpleNamespace(uva_offloading=uva)
+    monkeypatch.setattr(f"{vllm_stand_in.OFFLOADER}._instance", offloader)
+    reason = gate.why_not(make(loaded=False).quant_method.moe, None)
+    assert (reason is not None) == refused and (not refused or "on the host" in str(reason))
+
+
 def _no_memory(*args: Any) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 708.00 MiB.\nmore")
 

@@ -89,6 +89,8 @@ STAYS = {
         lambda config: setattr(config.model_config.hf_text_config, "rope_parameters", {"rope_type": "linear"}),
         "RoPE is 'linear'",
     ),
+    "prefetch": (lambda config: setattr(config.offload_config.prefetch, "offload_group_size", 8), "offloading"),
+    "uva": (lambda config: setattr(config.offload_config.uva, "cpu_offload_gb", 8), "offloading"),
     "dbo": (lambda config: setattr(config.parallel_config, "enable_dbo", True), "--enable-dbo"),
 }
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 MOE = "vllm.model_executor.layers.fused_moe"
 QUANTIZATION = "vllm.model_executor.layers.quantization"
+OFFLOADER = "vllm.model_executor.offloader.base"
 op_registry_oot: dict[str, type] = {}
 QUANTIZATION_METHODS: list[str] = ["fp8"]
 CONFIGS: dict[str, type] = {}
@@ -378,6 +379,14 @@ def get_quantization_config(quantization: str) -> type:
     return CONFIGS[quantization]
 
 
+class NoopOffloader:
+    pass
+
+
+def get_offloader() -> Any:
+    return sys.modules[OFFLOADER]._instance
+
+
 def get_current_vllm_config_or_none() -> Any:
     return CURRENT[-1] if CURRENT else None
 
@@ -385,6 +394,7 @@ def get_current_vllm_config_or_none() -> Any:
 _ALL = {
     "vllm.config": (get_current_vllm_config_or_none,),
     "vllm.model_executor.custom_op": (CustomOp,),
+    OFFLOADER: (NoopOffloader, get_offloader),
     f"{MOE}.config": (FusedMoEConfig, FusedMoEParallelConfig),
     f"{MOE}.modular_kernel": (FusedMoEActivationFormat, FusedMoEExpertsModular, FusedMoEKernel),
     f"{MOE}.activation": (MoEActivation,),
@@ -416,6 +426,7 @@ def installed() -> Iterator[None]:
         for value in values:
             setattr(sys.modules[name], value.__name__, value)
     sys.modules["vllm.model_executor.custom_op"].op_registry_oot = op_registry_oot  # type: ignore[attr-defined]
+    sys.modules[OFFLOADER]._instance = NoopOffloader()  # type: ignore[attr-defined]
     sys.modules[QUANTIZATION].QUANTIZATION_METHODS = QUANTIZATION_METHODS  # type: ignore[attr-defined]
     sys.modules[QUANTIZATION]._CUSTOMIZED_METHOD_TO_QUANT_CONFIG = CONFIGS  # type: ignore[attr-defined]
     try:

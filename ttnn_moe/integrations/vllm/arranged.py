@@ -8,6 +8,7 @@ called by somebody else writes arranged bytes into an arranged parameter.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import torch
@@ -45,6 +46,12 @@ def arrange(parameter: Tensor, kind: Kind) -> None:
         kind.reorder(parameter.data, False, lambda done: setattr(parameter, _MARK, kind if done else None))
 
 
+def restore(parameter: Tensor) -> None:
+    """Bring the checkpoint's bytes back into an arranged parameter, in place."""
+    kind: Kind = getattr(parameter, _MARK)
+    kind.reorder(parameter.data, True, lambda there: setattr(parameter, _MARK, kind if there else None))
+
+
 def fill(parameter: Tensor, loaded: Tensor, name: str) -> None:
     """Copy a tensor with a checkpoint's bytes into a parameter. name: for errors.
 
@@ -74,23 +81,31 @@ def restore_state(layer: Any, state: dict[str, Tensor], prefix: str, *_: Any) ->
             state[prefix + name] = checkpoint_bytes(parameter)
 
 
-def follow(parameter: torch.nn.Parameter, name: str) -> None:
+def follow(layer: Any, parameter: torch.nn.Parameter, name: str) -> None:
     """Have vLLM's weight loader of a whole parameter write the checkpoint's bytes, arranged or not. name: for errors.
 
     What the checkpoint does not fill becomes zeros: a reload of vLLM's begins with memory that nobody wrote.
     """
-    theirs = parameter.weight_loader  # type: ignore[attr-defined]
+    theirs = _of_layer(layer, parameter.weight_loader)  # type: ignore[attr-defined]
 
     # a reload asks for the loader's name, and exchanges its argument `param`
-    def weight_loader(param: Tensor, loaded_weight: Tensor, *args: Any, **options: Any) -> Any:
+    def weight_loader(layer: Any, param: Tensor, loaded_weight: Tensor, *args: Any, **options: Any) -> Any:
         whole = param
         if is_arranged(param):
             whole = torch.nn.Parameter(torch.empty_like(param.data), requires_grad=False)
         if loaded_weight.shape != param.shape:
             whole.data.zero_()
-        done = theirs(whole, loaded_weight, *args, **options)
+        done = theirs(layer, whole, loaded_weight, *args, **options)
         if whole is not param:
             fill(param, whole.data, name)
         return done
 
-    parameter.weight_loader = weight_loader  # type: ignore[attr-defined]
+    # bound to the layer, as vLLM's own: what vLLM keeps for reloads forgets layers of bound loaders alone
+    parameter.weight_loader = MethodType(weight_loader, layer)  # type: ignore[attr-defined]
+
+
+def _of_layer(layer: Any, loader: Any) -> Any:
+    """A weight loader as a function of a layer too, which does not keep the layer whose method it is."""
+    if getattr(loader, "__self__", None) is layer:
+        return loader.__func__
+    return lambda layer, *args, **options: loader(*args, **options)

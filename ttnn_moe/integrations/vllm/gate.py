@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -82,7 +83,21 @@ def why_not_together(parallel: Any) -> str | None:
         return "two micro-batches run at a time, and the operator has one scratch; to change it: leave out --enable-dbo"
     if getattr(parallel, "enable_elastic_ep", False):
         return "ranks may come and go (elastic expert parallelism), which moves experts between layers"
+    if _copies_weights():
+        return (
+            "its weights are on the host, and a call reads copies; to change it: leave out --offload-group-size, or "
+            "--cpu-offload-gb where this machine has no pinned memory (UVA)"
+        )
     return None
+
+
+def _copies_weights() -> bool:
+    """Whether vLLM offloads weights otherwise than by views of pinned memory, which kernels read where it lies."""
+    with suppress(ImportError):
+        from vllm.model_executor.offloader.base import NoopOffloader, get_offloader
+
+        return not isinstance(get_offloader(), NoopOffloader) and not getattr(get_offloader(), "uva_offloading", False)
+    return False
 
 
 def why_not_layer(layer: Any, w13: torch.Tensor, w2: torch.Tensor, dtype: torch.dtype) -> str | None:

@@ -95,7 +95,7 @@ class GptOssMethod(GptOssMxfp4MoEMethod):
             self._may_serve = self._may(reason)
             return
         for name in PARAMETERS.values():
-            arranged.follow(getattr(layer, name), name)
+            arranged.follow(layer, getattr(layer, name), name)
         layer.register_state_dict_post_hook(arranged.restore_state)
         if num_experts == self.moe.num_experts:
             load.begin(self._layer(num_experts), weights)
@@ -106,14 +106,32 @@ class GptOssMethod(GptOssMxfp4MoEMethod):
 
     def process_weights_after_loading(self, layer: Any) -> None:
         """Allocate scratch, compile kernels, arrange bytes; again after a reload."""
-        if self._may_serve and self._served is None:
+        first = self._served is None
+        if self._may_serve and first:
             self._served = self._try(layer)
-            self._may_serve = self._served is not None
+        if self._served is not None and self._arranges:
+            try:
+                self._arrange(layer)
+            except torch.OutOfMemoryError as error:
+                if not first:
+                    raise  # captured graphs have the operator's kernels
+                self._served = None
+                self._may(f"there is no memory to arrange bytes ({str(error).splitlines()[0]})")
         if self._served is None:
+            self._may_serve = False
             super().process_weights_after_loading(layer)
-        elif self._arranges:
+
+    def _arrange(self, layer: Any) -> None:
+        """All tensors, or none."""
+        done: list[Tensor] = []
+        try:
             for name in mxfp4.TENSORS:
                 arranged.arrange(getattr(layer, PARAMETERS[name]), arranged.Kind(name, GATE_UP_ORDER))
+                done.append(getattr(layer, PARAMETERS[name]))
+        except torch.OutOfMemoryError:
+            for parameter in done:
+                arranged.restore(parameter)
+            raise
 
     def _try(self, layer: Any) -> ServedLayer | None:
         weights = self._weights(layer)

@@ -21,7 +21,11 @@ _ROPES = ("default", "yarn")
 def why_not(config: Any) -> str | None:
     """Why vLLM's own model runs; None: this package's layers may. config: vLLM's VllmConfig."""
     parallel, text = config.parallel_config, config.model_config.hf_text_config
+    offload = config.offload_config
     asked = {
+        # vLLM brings them when it calls a layer; an operator here is parts of two
+        "weights are on the host (offloading)": offload.uva.cpu_offload_gb > 0
+        or offload.prefetch.offload_group_size > 0,
         "the checkpoint is quantised": config.quant_config is not None,
         "LoRA adapters change weights by request": config.lora_config is not None,
         "a draft model reads hidden states (speculative decoding)": config.speculative_config is not None,

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from types import MethodType
 from typing import Any
 
 import torch
 from torch import Tensor
+from vllm.config import get_current_vllm_config_or_none
 from vllm.model_executor.layers.fused_moe import layer as _layers
 from vllm.model_executor.layers.fused_moe.fused_moe_method_base import FusedMoEMethodBase
 from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
@@ -112,7 +114,7 @@ class QuantisedMethod(FusedMoEMethodBase):
         self.format, self.prefix = fmt, prefix
         self._served: ServedLayer | None = None
         self._form: dict[str, bool] = {}
-        reason = gate.why_not(moe, None)
+        reason = gate.why_not(moe, getattr(get_current_vllm_config_or_none(), "parallel_config", None))
         if reason is None and moe.dp_size > 1:
             reason = "tokens are exchanged between ranks (data parallelism); to change it: --data-parallel-size 1"
         if reason is not None:
@@ -157,10 +159,10 @@ class QuantisedMethod(FusedMoEMethodBase):
     def _loader(self, layer: Any, name: str, stored: StoredTensor) -> Callable[[Tensor, Tensor], None]:
         """vLLM's weight loader of one tensor. A reload asks for its name, and exchanges its argument `param`."""
 
-        def weight_loader(param: Tensor, loaded_weight: Tensor) -> None:
+        def weight_loader(layer: Any, param: Tensor, loaded_weight: Tensor) -> None:
             self._fill(layer, name, stored, param, loaded_weight)
 
-        return weight_loader
+        return MethodType(weight_loader, layer)  # bound as vLLM's, so that what a reload keeps forgets the layer
 
     def _fill(self, layer: Any, name: str, stored: StoredTensor, parameter: Tensor, loaded: Tensor) -> None:
         """Copy this rank's part of a checkpoint's tensor, into the order that the parameter has."""

@@ -218,6 +218,7 @@ MODEL = Surface(
         ("vllm.model_executor.models.config", "MODELS_CONFIG_MAP"): (),
         ("vllm.model_executor.models.config", "VerifyAndUpdateConfig.verify_and_update_config"): ("vllm_config",),
         ("vllm.config.vllm", "VllmConfig.performance_mode"): (),
+        ("vllm.config.vllm", "VllmConfig"): ("offload_config",),
         (f"{_ATTENTION}.backends.registry", "AttentionBackendEnum.CUSTOM"): (),
         (f"{_ATTENTION}.backends.registry", "register_backend"): ("backend", "class_path"),
         ("vllm.forward_context", "get_forward_context"): (),
