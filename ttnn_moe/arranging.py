@@ -11,6 +11,7 @@ from .contract import Experts, Problem, check_kind
 from .errors import ContractError
 from .formats import int4_24, mxfp4, mxfp4_boxes
 from .formats.in_place import Mark, no_mark
+from .memory import first_shared
 
 
 def arrange(experts: Experts, mark: Mark = no_mark) -> Experts:
@@ -80,5 +81,15 @@ def _changed(experts: Experts, before: str, after: str, mark: Mark) -> Experts:
     if experts.format != before:
         raise ContractError("experts have another format", got=experts.format, expected=before)
     changed = replace(experts, format=after)  # before a byte moves: it may raise
+    tensors = dict(experts.tensors)
+    while tensors:
+        name, tensor = tensors.popitem()
+        if first_shared(tensor, *tensors.values()) is not None:
+            raise ContractError(
+                "bytes of these experts cannot change places: two tensors share memory",
+                got=name,
+                expected="tensors of their own",
+                remedy=f"clone {name}",
+            )
     mxfp4_boxes.reorder(experts.tensors, experts.gate_up_order, inverse=after == mxfp4.NAME, mark=mark)
     return changed

@@ -62,8 +62,12 @@ def check(hidden: Tensor, routing: Routing, experts: Experts, out: Tensor | None
 
 def check_rows_and_out(rows: object, out: object) -> None:
     """The rows must be a tensor, and out too where it is given."""
-    if not (type(rows) is Tensor and (out is None or type(out) is Tensor)):
+    if not (_is_plain(rows) and (out is None or _is_plain(out))):
         check_tensors(hidden=rows, **({} if out is None else {"out": out}))
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) is Tensor and not value.is_nested
 
 
 def check_kinds(rows: object, routing: object, experts: object, out: object) -> None:

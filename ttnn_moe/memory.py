@@ -40,12 +40,20 @@ def note_write(out: Tensor) -> None:
 
 
 def check_tensors(**values: object) -> None:
-    """Raise ContractError, naming the first of values that is no tensor, or one spread over a device mesh (DTensor)."""
+    """Raise ContractError, naming the first of values that is no tensor, a nested one, or one spread over a device mesh
+    (DTensor)."""
     for name, value in values.items():
-        if type(value) is Tensor:
+        if type(value) is Tensor and not value.is_nested:
             continue
         if not isinstance(value, Tensor):
             raise ContractError(f"{name} is no tensor", got=shown(value), expected="a torch tensor")
+        if value.is_nested:
+            raise ContractError(
+                f"{name} is a nested tensor",
+                got="tensors of several shapes",
+                expected="a torch tensor of one shape",
+                remedy="torch.cat(tensor.unbind())",
+            )
         if hasattr(value, "to_local"):
             raise ContractError(
                 f"{name} is a DTensor",

@@ -24,9 +24,15 @@ def path_of(
     """The path that a caller gives: of a checkpoint's directory, where `refusal` and `remedy` say nothing else.
 
     Raises:
-        CheckpointError: no path.
+        CheckpointError: no path, or not in UTF-8.
     """
     if isinstance(path, str | os.PathLike):
+        try:
+            os.fsdecode(path).encode()
+        except UnicodeEncodeError:
+            raise CheckpointError(
+                f"the path {path} is not in UTF-8", expected="a path in UTF-8: safetensors reads no other"
+            ) from None
         return Path(path)
     raise CheckpointError(refusal, got=shown(path), expected="a path, as str or pathlib.Path", remedy=remedy)
 

@@ -20,7 +20,7 @@ LAYER = ttnn_moe.prepare(PROBLEM, EXPERTS)
 ACTIVATIONS = ttnn_moe.gate_up(X, ROUTING, EXPERTS)
 ODD: list[Any] = [None, 3, 2.0, "x", [[1.0]], X.numpy(), object()]
 PROMISES = [*ODD, True, "", "Distinct", b"any", ["any"]]
-SPARSE = [X.to_sparse(), X.to_sparse_csr(), X.to_mkldnn()]
+SPARSE = [X.to_sparse(), X.to_sparse_csr(), X.to_mkldnn(), torch.nested.nested_tensor([X[:2], X[2:]])]
 
 CALLS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "hidden": (lambda v: ttnn_moe.moe(v, ROUTING, EXPERTS), ODD + SPARSE),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,6 +39,18 @@ def test_restore_is_the_inverse(H: int, I: int, form: Form) -> None:
     assert all(
         torch.equal(after.tensors[name].view(torch.uint8), old.view(torch.uint8)) for name, old in before.items()
     )
+
+
+def test_tensors_that_share_memory_are_refused() -> None:
+    """Bytes of one would change places twice."""
+    experts = random_mxfp4(2, 128, 128, FORMS[0], "cpu")
+    held = dict(experts.tensors)
+    blocks = held["gate_up_blocks"]
+    held["down_blocks"] = blocks.view(-1)[: held["down_blocks"].numel()].view(held["down_blocks"].shape)
+    before = blocks.clone()
+    with pytest.raises(ContractError, match="share memory.*clone"):
+        ttnn_moe.arrange(replace(experts, tensors=held))
+    assert torch.equal(blocks, before)
 
 
 @pytest.mark.parametrize("order", ["halves", "interleaved", None])

@@ -29,6 +29,17 @@ def _clean() -> Iterator[None]:
             del interface._global_mapping[name]
 
 
+@pytest.mark.parametrize("name", [3, "", None, ["x"]])
+def test_no_name(name: object) -> None:
+    with pytest.raises(ContractError, match="no name of an experts implementation"):
+        hf.register(name, backend="reference")
+
+
+def test_what_is_no_model() -> None:
+    with pytest.raises(ContractError, match="no model; got 3"):
+        hf.served(3)
+
+
 def call() -> tuple[Tensor, Tensor, Tensor]:
     """hidden_states, top_k_index, top_k_weights"""
     return torch.randn(3, 64), torch.randint(0, 8, (3, 2)), torch.rand(3, 2)

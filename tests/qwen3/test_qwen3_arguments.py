@@ -150,7 +150,8 @@ def test_stop_ids_of_every_kind_stop(kind: Any) -> None:
 
 
 def test_ids_that_are_no_ids() -> None:
-    for prompt in ([True], [1.0], [1, 2.0], [None], "12", {1, 2}, {1: 2}, torch.ones(2), torch.ones(2, 2).long(), 5):
+    tensors = torch.ones(2), torch.ones(2, 2).long(), torch.tensor([1, 2]).to_sparse()
+    for prompt in ([True], [1.0], [1, 2.0], [None], "12", {1, 2}, {1: 2}, *tensors, 5):
         with pytest.raises(RequestError) as error:
             engine().add(prompt, **GOOD)
         check_words(error.value)
@@ -293,18 +294,17 @@ def test_a_capacity_beyond_the_context_is_the_context() -> None:
 def test_prompt_tokens_of_a_step_unless_asked_for() -> None:
     """Twice as many where prompts run eagerly on a GPU, the bucketed cache given or named; more of one prompt alone."""
 
-    def chunk(kind: str, rows: int, cache: Any = None, kv: str = "paged", asked: int | None = None) -> tuple[int, int]:
+    def chunk(
+        kind: str, rows: int, cache: Any = None, kv: str = "paged", asked: int | None = None
+    ) -> tuple[int, int, bool]:
         model: Any = SimpleNamespace(device=torch.device(kind), config=tiny().config)
         return astuple(Limits(rows, 64, None, None, asked, None).checked(model, cache, kv).prefill_chunk)
 
     held = tiny().new_cache(40, 1024, kv="bucketed", kv_bits=4)
-    assert [chunk("cuda", 40), chunk("cuda", 60_000)] == [(1984, 4096), (256, 4096)]
-    assert [chunk("cuda", 40, kv="bucketed"), chunk("cuda", 1, held)] == [(4032, 4032)] * 2
-    assert [chunk("cpu", 40), chunk("cpu", 40, kv="bucketed"), chunk("cuda", 1, asked=7)] == [
-        (256, 2048),
-        (256, 256),
-        (7, 7),
-    ]
+    assert [chunk("cuda", 40), chunk("cuda", 60_000)] == [(1984, 4096, False), (256, 4096, False)]
+    assert [chunk("cuda", 40, kv="bucketed"), chunk("cuda", 1, held)] == [(4032, 4032, True)] * 2
+    assert [chunk("cpu", 40), chunk("cpu", 40, kv="bucketed")] == [(256, 2048, False), (256, 256, True)]
+    assert [chunk("cuda", 1, asked=7), chunk("cuda", 1, held, asked=7)] == [(7, 7, False), (7, 7, True)]
 
 
 def test_a_prompt_is_the_callers_to_write_to() -> None:

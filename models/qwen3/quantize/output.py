@@ -50,7 +50,7 @@ def check_out(out: Path, source: Path) -> None:
             user cannot write to.
     """
     try:
-        if out.resolve() == source.resolve():
+        if os.path.realpath(out) == os.path.realpath(source):  # Path.resolve raises of a loop of links
             raise RequestError(f"{out} cannot be written", got="the model itself", expected="another directory")
         near = next(path for path in (out, *out.parents) if path.exists())
         if not near.is_dir():

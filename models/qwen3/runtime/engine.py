@@ -243,8 +243,8 @@ class Engine:
 
     @torch.inference_mode()  # as the scheduler calls the cache
     def close(self) -> None:
-        """End all requests; another engine may have the cache. Every later call but `cancel` raises RequestError, and
-        so do streams of requests that had not ended. A second call does nothing."""
+        """End all requests; another engine may have the cache. Every later call but `cancel` and `fits` raises
+        RequestError, and so do streams of requests that had not ended. A second call does nothing."""
         with self._lock:
             self._life.closing = self._life.stepping
             if self._life.closed or self._life.closing:

@@ -67,13 +67,13 @@ def count_of(name: str, ids: Any) -> int:
 
 def _from_tensor(name: str, ids: Tensor, most: int) -> Tensor:
     no_integers = ids.is_floating_point() or ids.is_complex() or ids.dtype == torch.bool
-    if ids.dim() != 1 or (no_integers and ids.numel()):
+    if ids.layout is not torch.strided or ids.dim() != 1 or (no_integers and ids.numel()):
         raise _no_ids(name, ids)
     if len(ids) > most:
         raise _too_many(name, len(ids), most)
     try:
         return ids.detach().to("cpu", torch.int64, copy=True)  # the caller may write to its own
-    except Exception:  # a meta tensor, a sparse one
+    except Exception:  # a meta tensor
         raise _no_ids(name, ids) from None
 
 

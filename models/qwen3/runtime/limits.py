@@ -60,16 +60,18 @@ class Limits:
             capacity,
             given.get("memory"),
             given.get("page"),
-            Chunk(asked, asked) if (asked := given.get("prefill_chunk")) else _chunk(model, cache, kv, rows),
+            _chunk(model, cache, kv, rows, given.get("prefill_chunk")),
             given.get("max_waiting"),
         )
 
 
-def _chunk(model: LanguageModel, cache: RowCache | None, kv: str, rows: int) -> Chunk:
-    gpu, bucketed = is_accelerator(model.device), kv != PAGED or isinstance(cache, BucketedCache)
-    most = max(256, (EAGER_STEP if bucketed else STEP) - power_of_2(rows)) if gpu else CPU_STEP
+def _chunk(model: LanguageModel, cache: RowCache | None, kv: str, rows: int, asked: int | None) -> Chunk:
     # later pieces of a prompt see what a bucketed cache kept of those before: who else runs must not change pieces
-    return Chunk(most, most if bucketed else EAGER_STEP if gpu else CPU_ALONE)
+    gpu, bucketed = is_accelerator(model.device), kv != PAGED or isinstance(cache, BucketedCache)
+    if asked:
+        return Chunk(asked, asked, bucketed)
+    most = max(256, (EAGER_STEP if bucketed else STEP) - power_of_2(rows)) if gpu else CPU_STEP
+    return Chunk(most, most if bucketed else EAGER_STEP if gpu else CPU_ALONE, bucketed)
 
 
 def check_cache(cache: RowCache, model: LanguageModel, given: dict[str, int], kv: str) -> None:

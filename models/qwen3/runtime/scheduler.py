@@ -20,10 +20,12 @@ class Chunk:
 
     Attributes:
         most: of a step of any prompts. alone: of a step that runs one prompt, while nobody decodes.
+        as_alone: a prompt's pieces are those that it has when it is alone; then `alone` is `most`.
     """
 
     most: int
     alone: int
+    as_alone: bool = False
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,10 @@ class Scheduler:
         most = self._most()
         while self.filling and fed < most:
             request = self.filling[0]
-            n = min(most - fed, request.length - request.filled)
+            piece = min(most, request.length - request.filled)
+            n = min(most - fed, piece)
+            if n < piece and self.chunk.as_alone:
+                break
             pieces.append(request.prompt[request.filled : request.filled + n])
             chunks.append((request.row, n))
             fed += n

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -129,6 +130,23 @@ def test_a_shard_of_another_conversion_is_not_kept(model: Path, out: Path, tmp_p
 def test_a_model_is_not_its_own_result(model: Path) -> None:
     with pytest.raises(RequestError, match="cannot be written; got the model itself"):
         quantize_model(model, model / ".." / "model", device="cpu")
+
+
+@pytest.mark.parametrize("where", ["loop", "loop/x"])
+def test_a_loop_of_links_is_no_place(model: Path, tmp_path: Path, where: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(RequestError, match="cannot be (made|written)"):
+        quantize_model(model, tmp_path / where, device="cpu")
+    with pytest.raises(CheckpointError, match="loop"):
+        quantize_model(tmp_path / "loop", tmp_path / "z", device="cpu")
+
+
+def test_a_path_that_is_no_text_is_refused(model: Path, tmp_path: Path) -> None:
+    odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
+    for given, out in ((model, odd), (odd, tmp_path / "z")):
+        with pytest.raises(CheckpointError, match="is not in UTF-8"):
+            quantize_model(given, out, device="cpu")
+        assert not out.exists()
 
 
 def test_a_device_without_values_is_refused_before_anything_is_written(model: Path, tmp_path: Path) -> None:

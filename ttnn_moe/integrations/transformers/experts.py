@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ... import api, registry
 from ...contract import Experts, Problem, Routing
 from ...errors import BackendUnavailable, ContractError
+from ...visible import shown
 from .gate import Refusal, traits, why_not
 from .mxfp4 import Mxfp4Experts
 from .mxfp4 import experts_of as mxfp4_experts
@@ -79,7 +80,12 @@ def served(model: nn.Module) -> dict[str, str]:
 
     Modules that have not run, those that `set_experts_implementation` gave to another, and calls inside torch.compile
     are not in it.
+
+    Raises:
+        ContractError: model is no module.
     """
+    if not isinstance(model, nn.Module):
+        raise ContractError("no model", got=shown(model), expected="a torch.nn.Module")
     return {
         name: bound.backend
         for name, module in model.named_modules()

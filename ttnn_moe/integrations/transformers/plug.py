@@ -7,6 +7,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS, ExpertsInterfac
 
 from ... import registry
 from ...errors import ContractError
+from ...visible import shown
 from . import mxfp4
 from .experts import experts_forward
 
@@ -22,8 +23,10 @@ def register(name: str = NAME, *, backend: str = registry.AUTO) -> None:
             device of the weights.
 
     Raises:
-        ContractError: name is one of transformers' own. BackendUnavailable: the backend is not here.
+        ContractError: name is no name, or one of transformers' own. BackendUnavailable: the backend is not here.
     """
+    if not isinstance(name, str) or not name:
+        raise ContractError("no name of an experts implementation", got=shown(name), expected="a text")
     if name == "eager" or (name in ALL_EXPERTS_FUNCTIONS and not mxfp4.is_ours(name)):
         raise ContractError(
             "an experts implementation of that name is there already",
