@@ -25,8 +25,8 @@ def arrange(experts: Experts, mark: Mark = no_mark) -> Experts:
             and the caller's next statement: what `mark` keeps is right then, too.
 
     Raises:
-        ContractError: no Experts, or experts of another format; it failed, and so did bringing the old bytes back: load
-            the weights again.
+        ContractError: no Experts, or experts of another format; two tensors share memory; it failed, and so did
+            bringing the old bytes back: load the weights again.
     """
     return _changed(experts, mxfp4.NAME, mxfp4_boxes.NAME, mark)
 
