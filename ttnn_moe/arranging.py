@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 
 import torch
 
@@ -81,10 +82,8 @@ def _changed(experts: Experts, before: str, after: str, mark: Mark) -> Experts:
     if experts.format != before:
         raise ContractError("experts have another format", got=experts.format, expected=before)
     changed = replace(experts, format=after)  # before a byte moves: it may raise
-    tensors = dict(experts.tensors)
-    while tensors:
-        name, tensor = tensors.popitem()
-        if first_shared(tensor, *tensors.values()) is not None:
+    for (name, tensor), (_, other) in combinations(experts.tensors.items(), 2):
+        if first_shared(tensor, other) is not None:
             raise ContractError(
                 "bytes of these experts cannot change places: two tensors share memory",
                 got=name,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -117,14 +118,18 @@ def computes(layer: Any, experts: Experts) -> None:
     torch.testing.assert_close(applied(layer, x, weights, ids), expected, rtol=1e-2, atol=1e-2)
 
 
+def configs() -> dict[str, type]:
+    """vLLM's register of configurations that plug-ins gave it."""
+    return import_module(vllm_stand_in.QUANTIZATION)._CUSTOMIZED_METHOD_TO_QUANT_CONFIG  # type: ignore[no-any-return]
+
+
 def test_the_configuration_is_the_plug_ins_and_registered_once(make: Any, lines: list[Any]) -> None:
     from ttnn_moe.integrations.vllm import register
 
-    configs = __import__(vllm_stand_in.QUANTIZATION, fromlist=["_"])._CUSTOMIZED_METHOD_TO_QUANT_CONFIG
-    before = configs["gpt_oss_mxfp4"]
+    before = configs()["gpt_oss_mxfp4"]
     assert before.__module__ == "ttnn_moe.integrations.vllm.gpt_oss"
     register()
-    assert configs["gpt_oss_mxfp4"] is before and warnings(lines) == []
+    assert configs()["gpt_oss_mxfp4"] is before and warnings(lines) == []
 
 
 def test_another_plug_in_keeps_the_configuration(make: Any, lines: list[Any], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,10 +138,9 @@ def test_another_plug_in_keeps_the_configuration(make: Any, lines: list[Any], mo
     class Other:
         pass
 
-    configs = __import__(vllm_stand_in.QUANTIZATION, fromlist=["_"])._CUSTOMIZED_METHOD_TO_QUANT_CONFIG
-    monkeypatch.setitem(configs, "gpt_oss_mxfp4", Other)
+    monkeypatch.setitem(configs(), "gpt_oss_mxfp4", Other)
     register()
-    assert configs["gpt_oss_mxfp4"] is Other
+    assert configs()["gpt_oss_mxfp4"] is Other
     assert "another plug-in has taken vLLM's gpt_oss_mxfp4" in lines[0][1]
 
 

@@ -31,8 +31,7 @@ def why_not(moe: Any, parallel: Any) -> str | None:
 
 def why_not_gpt_oss(moe: Any, model: Any, parallel: Any) -> str | None:
     """As `why_not`, of a layer of gpt-oss in MXFP4. model: vLLM's ModelConfig, or None."""
-    kernels = [name for name in _KERNELS if os.environ.get(name, "0") not in ("", "0")]
-    if kernels:
+    if kernels := [name for name in _KERNELS if _asked(name)]:
         return f"{kernels[0]} asks for a kernel of vLLM's; to change it: unset it"
     if getattr(getattr(getattr(model, "quantization_config", None), "moe", None), "activation", None) is not None:
         return "--quantization-config names a format of activations"
@@ -40,9 +39,19 @@ def why_not_gpt_oss(moe: Any, model: Any, parallel: Any) -> str | None:
         return f"its activation is {shown(moe.activation)} {'with' if moe.has_bias else 'without'} biases"
     if moe.in_dtype != torch.bfloat16:
         return f"its activations are {moe.in_dtype}, not torch.bfloat16"
+    return why_not_exchanged(moe) or _why_not_asked(moe) or why_not_together(parallel)
+
+
+def why_not_exchanged(moe: Any) -> str | None:
+    """Why a layer of packed experts is not served: they have no place in vLLM's exchange of tokens."""
     if moe.dp_size > 1 or moe.moe_parallel_config.use_all2all_kernels:
-        return "tokens are exchanged between ranks; to change it: --data-parallel-size 1"
-    return _why_not_asked(moe) or why_not_together(parallel)
+        return "tokens are exchanged between ranks (data parallelism); to change it: --data-parallel-size 1"
+    return None
+
+
+def _asked(name: str) -> bool:
+    """Whether a variable of vLLM's is set, and not to 0."""
+    return os.environ.get(name, "0") not in ("", "0")
 
 
 def _why_not_asked(moe: Any) -> str | None:
@@ -77,7 +86,7 @@ def _why_not_exchange(moe: Any) -> str | None:
 
 def why_not_together(parallel: Any) -> str | None:
     """Why all layers of an engine stay with vLLM."""
-    if os.environ.get("VLLM_BATCH_INVARIANT", "0") not in ("", "0"):
+    if _asked("VLLM_BATCH_INVARIANT"):
         return "VLLM_BATCH_INVARIANT asks for sums that do not depend on the number of tokens"
     if getattr(parallel, "use_ubatching", False):
         return "two micro-batches run at a time, and the operator has one scratch; to change it: leave out --enable-dbo"
@@ -96,7 +105,8 @@ def _copies_weights() -> bool:
     with suppress(ImportError):
         from vllm.model_executor.offloader.base import NoopOffloader, get_offloader
 
-        return not isinstance(get_offloader(), NoopOffloader) and not getattr(get_offloader(), "uva_offloading", False)
+        found = get_offloader()
+        return not isinstance(found, NoopOffloader) and not getattr(found, "uva_offloading", False)
     return False
 
 

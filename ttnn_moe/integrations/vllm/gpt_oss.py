@@ -6,6 +6,7 @@ vLLM keeps the checkpoint, weight loaders and sizes. A layer that cannot be serv
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,10 +51,6 @@ def experts_of(*tensors: Tensor, is_arranged: bool = False) -> Experts:
     E, rows, half = held["gate_up_blocks"].shape
     name = mxfp4_boxes.NAME if is_arranged else mxfp4.NAME
     return Experts(name, E, 2 * half, rows // 2, held, gate_up_order=GATE_UP_ORDER, activation=CLAMPED_SWIGLU)
-
-
-def arranged_experts_of(*tensors: Tensor) -> Experts:
-    return experts_of(*tensors, is_arranged=True)
 
 
 class GptOssMethod(GptOssMxfp4MoEMethod):
@@ -101,7 +98,7 @@ class GptOssMethod(GptOssMxfp4MoEMethod):
             load.begin(self._layer(num_experts), weights)
 
     def _layer(self, E: int) -> ServedLayer:
-        moe, make = self.moe, arranged_experts_of if self._arranges else experts_of
+        moe, make = self.moe, partial(experts_of, is_arranged=self._arranges)
         return ServedLayer(make, E, moe.experts_per_token, moe.max_num_tokens, moe.in_dtype)
 
     def process_weights_after_loading(self, layer: Any) -> None:

@@ -114,9 +114,8 @@ class QuantisedMethod(FusedMoEMethodBase):
         self.format, self.prefix = fmt, prefix
         self._served: ServedLayer | None = None
         self._form: dict[str, bool] = {}
-        reason = gate.why_not(moe, getattr(get_current_vllm_config_or_none(), "parallel_config", None))
-        if reason is None and moe.dp_size > 1:
-            reason = "tokens are exchanged between ranks (data parallelism); to change it: --data-parallel-size 1"
+        parallel = getattr(get_current_vllm_config_or_none(), "parallel_config", None)
+        reason = gate.why_not(moe, parallel) or gate.why_not_exchanged(moe)
         if reason is not None:
             raise BackendUnavailable(f"{prefix}: these quantised experts cannot be served: {reason}")
 

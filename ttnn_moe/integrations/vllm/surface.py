@@ -17,6 +17,8 @@ from typing import Any
 from ...visible import said
 
 _MOE = "vllm.model_executor.layers.fused_moe"
+_QUANTIZATION = "vllm.model_executor.layers.quantization"
+_MXFP4 = f"{_QUANTIZATION}.mxfp4"
 
 Names = tuple[str, ...]
 Found = Callable[[str, str], Sequence[str]]
@@ -55,6 +57,28 @@ class Surface:
         return None
 
 
+_APPLY: Names = ("self", "layer", "x", "topk_weights", "topk_ids", "shared_experts", "shared_experts_input")
+"""What a method's `apply` takes."""
+_CONFIG: dict[tuple[str, str], Names] = {
+    (f"{_MOE}.config", "FusedMoEConfig"): (
+        "num_experts",
+        "experts_per_token",
+        "num_local_experts",
+        "activation",
+        "moe_parallel_config",
+        "in_dtype",
+        "moe_backend",
+        "max_num_tokens",
+        "has_bias",
+        "is_lora_enabled",
+        "swiglu_limit",
+    ),
+    (f"{_MOE}.config", "FusedMoEParallelConfig"): ("dp_size", "enable_eplb"),
+    (f"{_MOE}.config", "FusedMoEParallelConfig.use_batched_activation_format"): ("self",),
+    (f"{_MOE}.config", "FusedMoEParallelConfig.use_all2all_kernels"): ("self",),
+}
+"""What `gate` asks of a layer's configuration."""
+
 EXPERTS = Surface(
     "0.22.1 to 0.33.0",
     exact={
@@ -63,15 +87,7 @@ EXPERTS = Surface(
             "self",
             "layer",
         ),
-        (f"{_MOE}.unquantized_fused_moe_method", "UnquantizedFusedMoEMethod.apply"): (
-            "self",
-            "layer",
-            "x",
-            "topk_weights",
-            "topk_ids",
-            "shared_experts",
-            "shared_experts_input",
-        ),
+        (f"{_MOE}.unquantized_fused_moe_method", "UnquantizedFusedMoEMethod.apply"): _APPLY,
         (f"{_MOE}.modular_kernel", "FusedMoEExpertsModular.workspace_shapes"): (
             "self",
             "M",
@@ -106,22 +122,7 @@ EXPERTS = Surface(
         ("vllm.model_executor.custom_op", "CustomOp.register_oot"): ("name",),
         (f"{_MOE}.unquantized_fused_moe_method", "UnquantizedFusedMoEMethod.create_weights"): ("layer", "num_experts"),
         ("vllm.model_executor.custom_op", "op_registry_oot"): (),
-        (f"{_MOE}.config", "FusedMoEConfig"): (
-            "num_experts",
-            "experts_per_token",
-            "num_local_experts",
-            "activation",
-            "moe_parallel_config",
-            "in_dtype",
-            "moe_backend",
-            "max_num_tokens",
-            "has_bias",
-            "is_lora_enabled",
-            "swiglu_limit",
-        ),
-        (f"{_MOE}.config", "FusedMoEParallelConfig"): ("dp_size", "enable_eplb"),
-        (f"{_MOE}.config", "FusedMoEParallelConfig.use_batched_activation_format"): ("self",),
-        (f"{_MOE}.config", "FusedMoEParallelConfig.use_all2all_kernels"): ("self",),
+        **_CONFIG,
         (f"{_MOE}.modular_kernel", "FusedMoEKernel.fused_experts"): ("self",),
         (f"{_MOE}.modular_kernel", "FusedMoEActivationFormat.Standard"): (),
         (f"{_MOE}.modular_kernel", "FusedMoEExpertsModular.finalize_weight_and_reduce_impl"): ("self",),
@@ -143,56 +144,31 @@ QUANTISED = Surface(
             "params_dtype",
             "extra_weight_attrs",
         ),
-        (f"{_MOE}.fused_moe_method_base", "FusedMoEMethodBase.apply"): (
-            "self",
-            "layer",
-            "x",
-            "topk_weights",
-            "topk_ids",
-            "shared_experts",
-            "shared_experts_input",
-        ),
+        (f"{_MOE}.fused_moe_method_base", "FusedMoEMethodBase.apply"): _APPLY,
     },
     has={
-        ("vllm.model_executor.layers.quantization", "register_quantization_config"): ("quantization",),
-        ("vllm.model_executor.layers.quantization.base_config", "QuantizationConfig.get_quant_method"): (
-            "layer",
-            "prefix",
-        ),
+        (_QUANTIZATION, "register_quantization_config"): ("quantization",),
+        (f"{_QUANTIZATION}.base_config", "QuantizationConfig.get_quant_method"): ("layer", "prefix"),
         ("vllm.model_executor.layers.linear", "UnquantizedLinearMethod"): (),
     },
 )
 """Checkpoints of `ttnn-moe quantize`."""
 
-_QUANTIZATION = "vllm.model_executor.layers.quantization"
-_GPT_OSS = f"{_QUANTIZATION}.mxfp4", "GptOssMxfp4MoEMethod"
-
 GPT_OSS = Surface(
     "0.22.1 to 0.33.0",
     exact={
-        (_GPT_OSS[0], f"{_GPT_OSS[1]}.__init__"): ("self", "moe"),
-        (_GPT_OSS[0], f"{_GPT_OSS[1]}.process_weights_after_loading"): ("self", "layer"),
-        (_GPT_OSS[0], f"{_GPT_OSS[1]}.get_fused_moe_quant_config"): ("self", "layer"),
-        (_GPT_OSS[0], f"{_GPT_OSS[1]}.apply"): (
-            "self",
-            "layer",
-            "x",
-            "topk_weights",
-            "topk_ids",
-            "shared_experts",
-            "shared_experts_input",
-        ),
+        (_MXFP4, "GptOssMxfp4MoEMethod.__init__"): ("self", "moe"),
+        (_MXFP4, "GptOssMxfp4MoEMethod.process_weights_after_loading"): ("self", "layer"),
+        (_MXFP4, "GptOssMxfp4MoEMethod.get_fused_moe_quant_config"): ("self", "layer"),
+        (_MXFP4, "GptOssMxfp4MoEMethod.apply"): _APPLY,
     },
     has={
-        **{
-            name: wanted
-            for name, wanted in EXPERTS.has.items()
-            if name[0] == f"{_MOE}.config" or name[1] == "CustomOp.register_oot"
-        },
-        (_GPT_OSS[0], f"{_GPT_OSS[1]}.create_weights"): ("layer", "num_experts"),
+        **_CONFIG,
+        ("vllm.model_executor.custom_op", "CustomOp.register_oot"): ("name",),
+        (_MXFP4, "GptOssMxfp4MoEMethod.create_weights"): ("layer", "num_experts"),
         (f"{_MOE}.fused_moe_method_base", "FusedMoEMethodBase.is_monolithic"): ("self",),
-        (_GPT_OSS[0], "GptOssMxfp4Config"): (),
-        (_GPT_OSS[0], "Mxfp4Config.get_quant_method"): ("layer", "prefix"),
+        (_MXFP4, "GptOssMxfp4Config"): (),
+        (_MXFP4, "Mxfp4Config.get_quant_method"): ("layer", "prefix"),
         (_QUANTIZATION, "_CUSTOMIZED_METHOD_TO_QUANT_CONFIG"): (),
         (_QUANTIZATION, "register_quantization_config"): ("quantization",),
     },
