@@ -54,7 +54,9 @@ def test_few_rows_decode_and_prompts_take_different_families(monkeypatch: pytest
 def test_other_gpus_and_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     older = rows(monkeypatch, 16, (8, 0))
     assert rows(monkeypatch, 2, (8, 0))["linear_add"] == "Triton few_linear" and older["linear_add"] == "GEMM in place"
-    assert rows(monkeypatch, 97)["linear_add"] == "GEMM in place"
+    assert rows(monkeypatch, 161)["linear_add"] == "GEMM in place"
+    assert rows(monkeypatch, 160)["norm_route"] == "CUDA C++ norm_route (sm_90a)"
+    assert rows(monkeypatch, 97, H=4096)["norm_route"] == "Triton router_logits, router_topk"
     assert older["norm_route"] == "Triton router_logits, router_topk"
     assert rows(monkeypatch, 1, E=64)["norm_route"] == "Triton few_linear, router_topk"
     assert older["prefill_attention"] == "Triton prefill_attention" and older["norm_linear"] == "rms_norm, GEMM"

@@ -35,7 +35,13 @@ def _logits(x: Tensor, norm: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     ("T", "H", "E", "K", "renormalise"),
-    [(1, 512, 128, 8, True), (7, 1024, 128, 1, False), (8, 512, 256, 16, True), (37, 512, 128, 6, False)],
+    [
+        (1, 512, 128, 8, True),
+        (7, 1024, 128, 1, False),
+        (8, 512, 256, 16, True),
+        (37, 512, 128, 6, False),
+        (107, 512, 128, 8, True),
+    ],
 )
 def test_the_router(
     T: int,
@@ -47,7 +53,7 @@ def test_the_router(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The last case has clusters that are full, and one with five tokens."""
+    """The last cases have clusters that are full, and one with five tokens, or with eleven of sixteen."""
     host = HostKernels(tmp_path)
     _check(host, _tensors(T, H, E, dtype), K, renormalise, monkeypatch)
 

@@ -18,7 +18,7 @@
 //
 // Threads: 128 that multiply, then one warp that loads. Blocks: N / 64 * SPLITS. Shared memory: stages of
 // weights [64, 64] and rows [ROWS, 64], both swizzled by 128 bytes, later this block's sums; sums of other
-// blocks; squares; this block's part of norm; barriers.
+// blocks, with more than 64 ROWS also in place of stages; squares; this block's part of norm; barriers.
 #ifndef SPLITS
 #define SPLITS 4
 #endif
@@ -48,21 +48,24 @@ constexpr int WEIGHT_BYTES = TILE * K_BLOCK * 2, ROW_BYTES = ROWS * K_BLOCK * 2;
 constexpr int STAGE_BYTES = WEIGHT_BYTES + ROW_BYTES;
 constexpr int OWN = TILE / SPLITS;  // columns that a block finishes
 constexpr int STRIDE = ROWS + 4;  // floats of a column: two lanes share a bank when sums are stored and read
+// sums of other blocks take the place of stages, too: room for more stages; blocks then send when all of a
+// cluster have multiplied
+constexpr bool INSIDE = ROWS > 64;
 constexpr int PART_BYTES = OWN * STRIDE * 4, SQUARES_BYTES = NORM ? ROWS * 4 : 0;
 constexpr int FOURS = OWN / 4;
 constexpr int ITEMS = (ROWS * FOURS + THREADS - 1) / THREADS;  // a thread's fours of columns
 
-static_assert(ROWS % 8 == 0 && ROWS <= 192, "the N side of a product");
+static_assert(ROWS % 8 == 0 && ROWS <= 256, "the N side of a product");
 static_assert(SPLITS >= 2 && SPLITS <= 8 && STAGES >= 2, "blocks that send, and a stage to fill");
-static_assert(STAGES * STAGE_BYTES >= SPLITS * PART_BYTES, "sums in place of stages");
+static_assert(STAGES * STAGE_BYTES >= (INSIDE ? 2 : 1) * SPLITS * PART_BYTES, "sums in place of stages");
 
 struct Shared {
     u32 stages, parts, squares, parts_full, full, empty, rows_full, norms;
 
     __device__ __forceinline__ explicit Shared(const void* memory) {
         stages = (shared_address(memory) + 1023) / 1024 * 1024;
-        parts = stages + STAGES * STAGE_BYTES;
-        squares = parts + SPLITS * PART_BYTES;
+        parts = stages + (INSIDE ? SPLITS * PART_BYTES : STAGES * STAGE_BYTES);
+        squares = INSIDE ? stages + STAGES * STAGE_BYTES : parts + SPLITS * PART_BYTES;
         parts_full = squares + (SPLITS + 1) * SQUARES_BYTES;
         full = parts_full + 16;
         empty = full + STAGES * 8;
@@ -174,7 +177,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32)
         store_16(shared.norms + i * 16, reinterpret_cast<const uint4*>(norm + first_k)[i]);
 #endif
     __syncthreads();
-    arrive_in_cluster();
+    if (!INSIDE || thread >= THREADS) arrive_in_cluster();  // else once it has multiplied
     wait_for_predecessor();
     let_successor_start();
 
@@ -226,6 +229,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32)
 #pragma unroll
         for (int i = 0; i < ROWS / 2; ++i) sum_here(sums[i]);
         named_sync(1, THREADS);  // no warp reads the stages
+        if (INSIDE) arrive_in_cluster();
         store_sums(shared, sums);
 #if NORM
         store_squares(shared.own_squares(), squares);

@@ -14,11 +14,11 @@
 // H = 512 * SLICES, E = 128 * TILES. x * norm is rounded to the dtype of x; all else is fp32. NaN logits give
 // NaN weights, and ids in 0 .. E - 1.
 //
-// A cluster of eight blocks takes eight tokens. A block makes the logits of 16 * TILES experts: its
-// 16 warps share H, and hold their part of the weight in registers from before the wait for x. Block r of the
-// cluster then has all logits of token r in its shared memory: blocks send them, and a barrier counts their
-// bytes. One warp chooses. Threads: 512. Blocks: 8 * ceil(T / 8). Consumers: the
-// kernels of the experts.
+// A cluster of eight blocks takes GROUPS groups of eight tokens. A block makes the logits of 16 * TILES
+// experts: its 16 warps share H, and hold their part of the weight in registers from before the wait for x.
+// Block r of the cluster then has all logits of token r of each group in its shared memory: blocks send them,
+// and a barrier counts their bytes. One warp a token chooses. Threads: 512. Blocks: 8 * ceil(T / (8 GROUPS)).
+// Consumers: the kernels of the experts.
 #ifndef SLICES
 #define SLICES 4
 #endif
@@ -27,6 +27,9 @@
 #endif
 #ifndef TOP_K
 #define TOP_K 8
+#endif
+#ifndef GROUPS
+#define GROUPS 1
 #endif
 #ifndef RENORMALISE
 #define RENORMALISE 1
@@ -38,13 +41,14 @@
 #include "sm80/mma.cuh"
 #include "sm90/ptx.cuh"
 
-constexpr int H = 512 * SLICES, E = 128 * TILES, OWN = E / CLUSTER, WARPS = 16, TOKENS = 8;
+constexpr int H = 512 * SLICES, E = 128 * TILES, OWN = E / CLUSTER, WARPS = 16;
+constexpr int TOKENS = 8 * GROUPS;
 constexpr int WIDTH = H / WARPS;  // channels of a warp, in chunks of 32
 constexpr int A_LANE = E / 32;    // logits that a lane chooses among
 
 struct Shared {
     u64 full;                             // counts the bytes of logits
-    float logits[E];                      // of this block's token
+    float logits[GROUPS][E];              // of this block's tokens
     float sums[WARPS][OWN * TOKENS + 8];  // threads that add parts of a logit use other banks
     float squares[WARPS][TOKENS];
 };
@@ -143,69 +147,84 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
     }
     const uint4* gains = reinterpret_cast<const uint4*>(norm + first_channel);
     const u32 full = shared_address(&shared.full);
+    // token 8 i + r of the cluster is block r's
     const int first = blockIdx.x / CLUSTER * TOKENS, t = first + g;
+    const int own = first + rank, tokens = own < T ? min((T - own + 7) / 8, GROUPS) : 0;
     if (threadIdx.x == 0) {
         barrier_init(full, 1);
         barrier_init_fence();
-        barrier_arrive_expect(full, E * 4);
+        if (tokens) barrier_arrive_expect(full, tokens * E * 4);
     }
     sync_cluster();  // before others send
     let_successor_start();
     wait_for_predecessor();
 
-    const uint4* from = reinterpret_cast<const uint4*>(x + static_cast<u64>(t) * H + first_channel);
-    uint4 words[CHUNKS], gain[CHUNKS];
+    uint4 words[GROUPS][CHUNKS], gain[CHUNKS];
 #pragma unroll
-    for (int i = 0; i < CHUNKS; ++i) {
-        words[i] = t < T ? from[4 * i] : make_uint4(0, 0, 0, 0);
-        gain[i] = gains[4 * i];
+    for (int i = 0; i < CHUNKS; ++i) gain[i] = gains[4 * i];
+#pragma unroll
+    for (int group = 0; group < GROUPS; ++group) {
+        const int token = t + 8 * group;
+        const uint4* from = reinterpret_cast<const uint4*>(x + static_cast<u64>(token) * H + first_channel);
+#pragma unroll
+        for (int i = 0; i < CHUNKS; ++i) words[group][i] = token < T ? from[4 * i] : make_uint4(0, 0, 0, 0);
     }
-    float sums[TILES][4] = {}, squares = 0.0f;
 #pragma unroll
-    for (int i = 0; i < CHUNKS; ++i) {
-        squares = dot(words[i], words[i], squares);
-        const uint4 scaled = times(words[i], gain[i]);
+    for (int group = 0; group < GROUPS; ++group) {
+        float sums[TILES][4] = {}, squares = 0.0f;
 #pragma unroll
-        for (int tile = 0; tile < TILES; ++tile) {
-            const uint4 low = rows[tile][0][i], high = rows[tile][1][i];
-            const u32 even[4] = {low.x, high.x, low.y, high.y}, odd[4] = {low.z, high.z, low.w, high.w};
-            multiply_add(sums[tile], even, scaled.x, scaled.y);
-            multiply_add(sums[tile], odd, scaled.z, scaled.w);
+        for (int i = 0; i < CHUNKS; ++i) {
+            squares = dot(words[group][i], words[group][i], squares);
+            const uint4 scaled = times(words[group][i], gain[i]);
+#pragma unroll
+            for (int tile = 0; tile < TILES; ++tile) {
+                const uint4 low = rows[tile][0][i], high = rows[tile][1][i];
+                const u32 even[4] = {low.x, high.x, low.y, high.y}, odd[4] = {low.z, high.z, low.w, high.w};
+                multiply_add(sums[tile], even, scaled.x, scaled.y);
+                multiply_add(sums[tile], odd, scaled.z, scaled.w);
+            }
         }
+        squares += __shfl_xor_sync(~0u, squares, 1);
+        squares += __shfl_xor_sync(~0u, squares, 2);
+        if (c == 0) shared.squares[warp][8 * group + g] = squares;
+#pragma unroll
+        for (int tile = 0; tile < TILES; ++tile)
+#pragma unroll
+            for (int i = 0; i < 2; ++i)
+                *reinterpret_cast<float2*>(
+                    &shared.sums[warp][(tile * 16 + i * 8 + g) * TOKENS + 8 * group + 2 * c]) =
+                    make_float2(sums[tile][2 * i], sums[tile][2 * i + 1]);
     }
-    squares += __shfl_xor_sync(~0u, squares, 1);
-    squares += __shfl_xor_sync(~0u, squares, 2);
-    if (c == 0) shared.squares[warp][g] = squares;
-#pragma unroll
-    for (int tile = 0; tile < TILES; ++tile)
-#pragma unroll
-        for (int i = 0; i < 2; ++i)
-            *reinterpret_cast<float2*>(&shared.sums[warp][(tile * 16 + i * 8 + g) * TOKENS + 2 * c]) =
-                make_float2(sums[tile][2 * i], sums[tile][2 * i + 1]);
     __syncthreads();
 
-    // four lanes, which hold channels of token g, add the parts of a logit of token g
-    float scale = 0.0f;
+    // four lanes, which hold channels of token g of a group, add the parts of a logit of it
 #pragma unroll
-    for (int w = 0; w < WARPS; ++w) scale += shared.squares[w][g];
-    scale = rsqrtf(scale / H + eps);
+    for (int group = 0; group < GROUPS; ++group) {
+        const int token = 8 * group + g;
+        float scale = 0.0f;
 #pragma unroll
-    for (int e = warp; e < OWN; e += WARPS) {
-        float logit = 0.0f;
+        for (int w = 0; w < WARPS; ++w) scale += shared.squares[w][token];
+        scale = rsqrtf(scale / H + eps);
 #pragma unroll
-        for (int w = 0; w < WARPS / 4; ++w) logit += shared.sums[4 * w + c][e * TOKENS + g];
-        logit += __shfl_xor_sync(~0u, logit, 1);
-        logit += __shfl_xor_sync(~0u, logit, 2);
-        if (c == 0 && t < T) send_one(shared_address(&shared.logits[rank * OWN + e]), g, full, logit * scale);
+        for (int e = warp; e < OWN; e += WARPS) {
+            float logit = 0.0f;
+#pragma unroll
+            for (int w = 0; w < WARPS / 4; ++w) logit += shared.sums[4 * w + c][e * TOKENS + token];
+            logit += __shfl_xor_sync(~0u, logit, 1);
+            logit += __shfl_xor_sync(~0u, logit, 2);
+            if (c == 0 && first + token < T)
+                send_one(shared_address(&shared.logits[group][rank * OWN + e]), g, full, logit * scale);
+        }
+        if (g == rank && first + token < T) {
+            uint4* to =
+                reinterpret_cast<uint4*>(normed + static_cast<u64>(first + token) * H + first_channel);
+#pragma unroll
+            for (int i = 0; i < CHUNKS; ++i) to[4 * i] = normalised(words[group][i], gain[i], scale);
+        }
     }
-    if (g == rank && t < T) {
-        uint4* to = reinterpret_cast<uint4*>(normed + static_cast<u64>(t) * H + first_channel);
-#pragma unroll
-        for (int i = 0; i < CHUNKS; ++i) to[4 * i] = normalised(words[i], gain[i], scale);
-    }
-    if (warp == 0 && first + rank < T) {  // to a block without a token nobody sends
+    if (warp < tokens) {  // to a block without a token nobody sends
         barrier_wait(full, 0);
-        const u64 own = first + rank;
-        choose(shared.logits, ids + own * TOP_K, weights + own * TOP_K);
+        const u64 at = own + 8 * warp;
+        choose(shared.logits[warp], ids + at * TOP_K, weights + at * TOP_K);
     }
 }

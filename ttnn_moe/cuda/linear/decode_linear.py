@@ -1,9 +1,9 @@
-"""Linear layers of a decode step of up to 96 rows on Hopper: gpu_kernels/cuda/sm90/decode_linear.cu."""
+"""Linear layers of a decode step of up to 160 rows on Hopper: gpu_kernels/cuda/sm90/decode_linear.cu."""
 
 from __future__ import annotations
 
 from ctypes import c_float, c_int32
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import torch
@@ -17,11 +17,14 @@ from ..jit import load, pool, spec
 from ..norm import rms_norm
 
 NAME = "CUDA C++ decode_linear (sm_90a)"
-MAX_ROWS = 96
-"""Rows up to which the kernel is faster than cuBLAS. It takes 192."""
+MAX_ROWS = 160
+"""Rows up to which a step with the kernel is faster than one with cuBLAS. It takes 192."""
 
 MAX_NORMED = 64
 """Rows up to which the kernel normalises as fast as a launch before it."""
+
+MAX_OUTSIDE = 64
+"""Rows up to which a block has room of its own for the sums that others send."""
 
 TILE, STEP, MOST_SPLITS = 64, 64, 8
 THREADS = 160
@@ -39,9 +42,24 @@ class Plan:
     splits: int
     stages: int
 
+    @property
+    def stage(self) -> int:
+        """Bytes of a stage."""
+        return 128 * (TILE + self.rows)
+
+    @property
+    def sums(self) -> int:
+        """Bytes of a block's sums, or of the parts that others send it."""
+        return 4 * TILE * (self.rows + 4)
+
+    @property
+    def least_stages(self) -> int:
+        """Stages in whose place the sums fit, and with more than MAX_OUTSIDE rows the parts of others."""
+        return max(2, ceil_div((2 if self.rows > MAX_OUTSIDE else 1) * self.sums, self.stage))
+
     def shared_memory(self, K: int, norm: bool) -> int:
         """Bytes of a block: alignment to 1024 bytes, stages, parts, barriers; squares, norm."""
-        stages, parts = self.stages * 128 * (TILE + self.rows), 4 * TILE * (self.rows + 4)
+        stages, parts = self.stages * self.stage, 0 if self.rows > MAX_OUTSIDE else self.sums
         own = 4 * self.rows * (self.splits + 1) + 2 * K // self.splits if norm else 0
         return 1024 + stages + parts + 24 * self.stages + 16 + own
 
@@ -63,10 +81,14 @@ def plan(T: int, N: int, K: int, multiprocessors: int) -> Plan | None:
         return None
     if rows == 8 and blocks > 2 * multiprocessors:
         kib = 48
-    stages = 2
-    while stages < K // (splits * STEP) and Plan(rows, splits, stages + 1).shared_memory(K, False) <= kib << 10:
-        stages += 1
-    return Plan(rows, splits, stages)
+    of = Plan(rows, splits, 2)
+    of = replace(of, stages=of.least_stages)
+    while (
+        of.stages < K // (splits * STEP)
+        and (more := replace(of, stages=of.stages + 1)).shared_memory(K, False) <= kib << 10
+    ):
+        of = more
+    return of
 
 
 def why_not(device: torch.device, x: Tensor, weight: Tensor, bias: Tensor | None, other: Tensor) -> str | None:

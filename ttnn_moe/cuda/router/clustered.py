@@ -13,11 +13,15 @@ from ..arch import HOPPER, why_not_hopper, why_not_words
 from ..jit import load, spec
 
 NAME = "CUDA C++ norm_route (sm_90a)"
-MAX_TOKENS = 96
+MAX_TOKENS = 160
+MOST_SINGLE = 96
+"""Tokens up to which a cluster takes one group of eight. Above, clusters take two, and do not come in two waves."""
+
 SLICE, TILE = 512, 128  # of H and of E
 MOST_SLICES = 8  # of the weight of all experts, as registers hold it
+MOST_SLICES_OF_TWO = 4  # the same where clusters take two groups
 MAX_K = 16
-CLUSTER, THREADS, TOKENS = 8, 512, 8  # blocks of a cluster; threads of a block; tokens of a cluster
+CLUSTER, THREADS, TOKENS = 8, 512, 8  # blocks of a cluster; threads of a block; tokens of a group
 
 
 def why_not(
@@ -29,6 +33,8 @@ def why_not(
         return f"not 1 to {MAX_TOKENS} rows"
     if x.dtype not in (torch.bfloat16, torch.float16):
         return "neither bf16 nor fp16"
+    if T > MOST_SINGLE and H // SLICE * (E // TILE) > MOST_SLICES_OF_TWO:
+        return f"not 1 to {MOST_SINGLE} rows, with H * E above 2048 * 128"
     if H % SLICE or E not in (TILE, 2 * TILE) or H // SLICE * (E // TILE) > MOST_SLICES:
         return "H is no multiple of 512, E is neither 128 nor 256, or H * E is above 4096 * 128"
     if K > MAX_K:
@@ -57,25 +63,31 @@ def _launch(
     dtype: torch.dtype, H: int, E: int, K: int, renormalise: bool, T: int, eps: float, device: int
 ) -> load.Launch:
     return load.Launch(
-        spec_of(dtype, H, E, K, renormalise),
+        spec_of(dtype, H, E, K, renormalise, groups(T)),
         device,
-        (CLUSTER * ceil_div(T, TOKENS),),
+        (CLUSTER * ceil_div(T, TOKENS * groups(T)),),
         THREADS,
         *(c_float(eps), c_int32(T)),
-        shared_memory=shared_memory(E),
+        shared_memory=shared_memory(E, groups(T)),
         carveout=load.HALF,
         cluster=CLUSTER,
         overlap=True,
     )
 
 
-def spec_of(dtype: torch.dtype, H: int, E: int, K: int, renormalise: bool) -> spec.Spec:
-    """The kernel of these sizes."""
+def groups(T: int) -> int:
+    """Groups of eight tokens of a cluster."""
+    return 1 if T <= MOST_SINGLE else 2
+
+
+def spec_of(dtype: torch.dtype, H: int, E: int, K: int, renormalise: bool, groups: int = 1) -> spec.Spec:
+    """The kernel of these sizes; groups: see `groups`."""
     fp16 = dtype == torch.float16
-    sizes = {"SLICES": H // SLICE, "TILES": E // TILE, "TOP_K": K, "RENORMALISE": renormalise}
+    sizes = {"SLICES": H // SLICE, "TILES": E // TILE, "TOP_K": K, "RENORMALISE": renormalise, "GROUPS": groups}
     return spec.Spec.of("sm90/norm_route", HOPPER.name, FP16=fp16, **sizes)
 
 
-def shared_memory(E: int) -> int:
-    """Bytes of a block: a barrier, a token's logits; parts of its logits by 16 warps, squares."""
-    return 8 + 4 * (E + 16 * (E // CLUSTER * TOKENS + 8) + 16 * TOKENS)
+def shared_memory(E: int, groups: int = 1) -> int:
+    """Bytes of a block: a barrier, its tokens' logits; parts of a cluster's logits by 16 warps, squares."""
+    tokens = TOKENS * groups
+    return 8 + 4 * (groups * E + 16 * (E // CLUSTER * tokens + 8) + 16 * tokens)
