@@ -22,6 +22,7 @@ from ttnn_moe.cuda.attention import (
     bucketed_unpack,
     bucketed_write,
     decode_sm90,
+    decode_units,
     prefill_sm90,
 )
 from ttnn_moe.cuda.combine.few import FewCombinePlan, FewDispatchPlan
@@ -107,12 +108,20 @@ def _hopper_mxfp4_uses() -> list[Use]:
 
 
 def _decode_attention(
-    of: decode_sm90.Plan, dtype: torch.dtype, group: int, D: int, page: int, early: bool, beside: bool = False
+    of: decode_sm90.Plan,
+    dtype: torch.dtype,
+    group: int,
+    D: int,
+    page: int,
+    early: bool,
+    beside: bool = False,
+    units: bool = False,
 ) -> Use:
     """beside: a token's key and value lie side by side."""
     ring, stride = of.stages > 1, 2 * D if beside else D
     return Use(
-        decode_sm90.spec_of(of, dtype, group, D, stride, page, ring, not early, early), of.shared_memory(D, group)
+        decode_sm90.spec_of(of, dtype, group, D, stride, page, ring, not early, early, units),
+        of.shared_memory(D, group),
     )
 
 
@@ -127,16 +136,20 @@ MODEL = [
             (96, 5120, 2048, torch.bfloat16, False, False),
             (16, 2048, 4096, torch.float16, False, True),
             (96, 2048, 4096, torch.bfloat16, False, True),
+            (160, 5120, 2048, torch.bfloat16, False, False),
+            (160, 2048, 4096, torch.bfloat16, False, True),
         )
         if (of := decode_linear.plan(T, N, K, H200.multiprocessors)) is not None
     ),
     *(
-        Use(clustered.spec_of(dtype, H, E, K, K == 8), clustered.shared_memory(E))
-        for dtype, H, E, K in (
-            (torch.bfloat16, 2048, 128, 8),
-            (torch.bfloat16, 4096, 128, 8),
-            (torch.float16, 4096, 128, 16),
-            (torch.float16, 2048, 256, 8),
+        Use(clustered.spec_of(dtype, H, E, K, K == 8, groups), clustered.shared_memory(E, groups))
+        for dtype, H, E, K, groups in (
+            (torch.bfloat16, 2048, 128, 8, 1),
+            (torch.bfloat16, 2048, 128, 8, 2),
+            (torch.float16, 1024, 256, 16, 2),
+            (torch.bfloat16, 4096, 128, 8, 1),
+            (torch.float16, 4096, 128, 16, 1),
+            (torch.float16, 2048, 256, 8, 1),
         )
     ),
     *(
@@ -152,11 +165,14 @@ MODEL = [
     Use(prefill_sm90.spec_of(torch.bfloat16, 0, 8), prefill_sm90.SHARED_MEMORY),
     Use(prefill_sm90.spec_of(torch.bfloat16, 64, 8), prefill_sm90.SHARED_MEMORY),
     Use(prefill_sm90.spec_of(torch.float16, 256, 1), prefill_sm90.SHARED_MEMORY),
+    Use(decode_units.SPEC, decode_units.SHARED_MEMORY),
     _decode_attention(decode_sm90.Plan(4, 4, 1), torch.bfloat16, 8, 128, 64, True),
     _decode_attention(decode_sm90.Plan(2, 8, 1), torch.bfloat16, 8, 128, 64, True),
     _decode_attention(decode_sm90.Plan(1, 8, 2), torch.bfloat16, 8, 128, 64, False),
     _decode_attention(decode_sm90.Plan(1, 4, 2), torch.bfloat16, 8, 128, 64, False, beside=True),
     _decode_attention(decode_sm90.Plan(1, 4, 2), torch.bfloat16, 8, 128, 0, True),
+    _decode_attention(decode_sm90.Plan(1, 4, 2), torch.bfloat16, 8, 128, 64, True, units=True),
+    _decode_attention(decode_sm90.Plan(1, 4, 2), torch.float16, 8, 128, 64, False, units=True),
     _decode_attention(decode_sm90.Plan(8, 4, 4), torch.float16, 1, 64, 16, False),
     _decode_attention(decode_sm90.Plan(8, 4, 4), torch.bfloat16, 16, 128, 64, True),
     _decode_attention(decode_sm90.Plan(8, 4, 2, 4), torch.bfloat16, 8, 128, 64, True),

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from cuda_gpus import pretend
+from cuda_gpus import gpu_of, pretend
 from host_kernels import GXX, HostKernels, with_mistake
 from qwen3_attention_cases import beside, paged
 from qwen3_kernel_cases import error
-from ttnn_moe.cuda.attention import decode_sm90
+from ttnn_moe.cuda.attention import decode_sm90, decode_units
 from ttnn_moe.cuda.attention.decode_sm90 import Plan
 from ttnn_moe.cuda.attention.memory import TURNS, Memory
 from ttnn_moe.cuda.device import H200
@@ -53,11 +53,12 @@ def _worst(
     written: bool = False,
     narrow: bool = False,
     together: bool = False,
+    units: int = 0,
 ) -> float:
     """Largest relative error of a token; infinite for what nobody may do. NaN lies wherever nobody may look.
 
     written: the kernel before this one writes each token's own key and value, see WRITES. narrow: rows are int32.
-    together: a token's key and value lie side by side.
+    together: a token's key and value lie side by side. units: keys of a unit, at least.
     """
     host.use(monkeypatch)
     decode_sm90._launch.cache_clear()
@@ -80,13 +81,14 @@ def _worst(
         kept.masked_fill_(beyond[:, None, :, None], float("nan"))
     count = None if bound is None else torch.tensor(bound, dtype=torch.int32)
     turns = torch.zeros(T * kv * of.parts, dtype=torch.int32)
+    made = decode_units.launch(at, count, capacity, 3, least=units) if units else None
     memory = Memory(keys, values, rows.int() if narrow else rows, at, count, turns=turns)
     if page:
         memory = paged(memory, page)
     if together:
         memory = beside(memory)
     out = torch.full((T + 1, kv * group, D), 7.0).to(dtype)
-    decode_sm90.launch(q, replace(memory, past_written=early), out[:T], of)
+    decode_sm90.launch(q, replace(memory, past_written=early, units=made), out[:T], of)
     if not host.sound or not bool((out[T:] == 7).all()) or bool(out[n:T].any()) or bool(turns.any()):
         return float("inf")
     return error(out[:n], want[:n]) if n else 0.0
@@ -113,6 +115,11 @@ def _worst(
         ([699, 130], {"of": Plan(8, 1, 2, 2), "kv": 1, "group": 16, "capacity": 704}),
         ([699, 511], {"of": Plan(4, 4, 2, 2), "page": 0, "D": 64, "capacity": 700, "dtype": F16}),
         ([299, 17], {"of": Plan(1, 4, 2), "together": True}),
+        ([17, 0, 299, 31], {"of": Plan(1, 4, 2), "bound": 3, "units": 512}),
+        ([17, 0, 299, 140], {"of": Plan(1, 4, 2), "units": 64}),
+        ([299, 250], {"of": Plan(1, 2, 2), "units": 16, "early": False, "page": 16, "narrow": True}),
+        ([511, 0, 400], {"of": Plan(1, 4, 1), "kv": 1, "capacity": 512, "units": 100, "D": 64, "dtype": F16}),
+        ([299, 17], {"of": Plan(1, 4, 2), "units": 32, "page": 0, "group": 16, "bound": 1}),
         ([129, 64], {"of": Plan(2, 8, 1), "page": 0, "D": 64, "early": False, "together": True}),
     ],
     ids=str,
@@ -124,6 +131,43 @@ def test_decode_attention(
     torch.manual_seed(0)
     bound = 2e-3 if options.get("dtype") == F16 else 1.2e-2
     assert _worst(HostKernels(tmp_path, late), monkeypatch, positions, **options) < bound
+
+
+@pytest.mark.parametrize(
+    ("T", "more", "least", "longest", "bound"),
+    [(1, 1, 16, 3, None), (3, 5, 32, 400, 2), (130, 66, 512, 3000, 77), (1024, 30, 64, 900, None), (5, 4, 16, 50, 0)],
+)
+def test_units(
+    T: int, more: int, least: int, longest: int, bound: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tile once, in units of about one length, the longest first; slots and room suffice."""
+    host = HostKernels(tmp_path)
+    host.use(monkeypatch)
+    decode_units._launch.cache_clear()
+    positions = torch.randint(0, longest, (T,), generator=torch.Generator().manual_seed(T))
+    positions[0] = 1 << 40
+    capacity = longest + 7
+    count = None if bound is None else torch.tensor(bound, dtype=torch.int32)
+    units = decode_units.launch(positions, count, capacity, more, least=least)
+    assert host.sound and units.shape == (T + more, 4)
+    n = T if bound is None else bound
+    tiles = [-(-min(int(at) + 1, capacity) // 16) if t < n else 0 for t, at in enumerate(positions)]
+    most = max(-(-least // 16), -(-sum(tiles) // more))
+    found = [unit for unit in units.tolist() if unit[0] >= 0]
+    assert units[len(found) :].eq(torch.tensor([-1, 0, 0, 0], dtype=torch.int32)).all()
+    lengths = [end - first for _, first, end, _ in found]
+    assert max(lengths) <= most
+    assert all(after <= before + 1 for before, after in zip(lengths, lengths[1:], strict=False))
+    slots = []
+    for t in range(T):
+        own = sorted((unit for unit in found if unit[0] & 0xFFFF == t), key=lambda unit: unit[1])
+        assert own[0][1] == 0 and own[-1][2] == tiles[t]
+        assert all(before[2] == after[1] for before, after in zip(own, own[1:], strict=False))
+        assert {unit[0] >> 16 for unit in own} == {len(own)} and [unit[3] >> 16 for unit in own] == [*range(len(own))]
+        if len(own) > 1:
+            (base,) = {unit[3] & 0xFFFF for unit in own}
+            slots += range(base, base + len(own))
+    assert sorted(slots) == [*range(len(slots))] and len(slots) <= 2 * more
 
 
 @lateness
@@ -184,11 +228,11 @@ def test_a_mistake_about_the_newest_key_is_seen(
 @pytest.mark.parametrize(
     ("line", "instead"),
     [
-        ("const int me = section * ALL_WARPS + own,", "const int me = own,"),
+        ("first_tile = section * ALL_WARPS,", "first_tile = 0,"),
         ("== sections - 1;", "== sections;"),
         ("if (*last) *turn = 0;", ""),
         ("(t * kv_heads + head) * PARTS + rank;", "(t * kv_heads + head) * PARTS;"),
-        ("result.store(first + section * (PARTS * PART))", "result.store(first)"),
+        ("result.store(first + section * pitch)", "result.store(first)"),
         ("result.merge(first, first + 2 * QUERIES, sections,", "result.merge(first, first + 2 * QUERIES, 1,"),
         ("to[QUERIES + query()] = total;", "to[QUERIES + query()] = 1.0f;"),
     ],
@@ -199,6 +243,25 @@ def test_a_mistake_about_sections_is_seen(
     torch.manual_seed(0)
     host = HostKernels(tmp_path, False, with_mistake(tmp_path, NAME, line, instead))
     assert _worst(host, monkeypatch, [299, 0, 140, 64], of=Plan(2, 1, 2, 3), kv=1) > 0.02
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("first_tile = unit.first,", "first_tile = 0,"),
+        ("end_tile - me - 1) / warps", "tiles - me - 1) / warps"),
+        ("== sections - 1;", "== sections;"),
+        ("if (*last) *turn = 0;", ""),
+        ("result.store(first + section * pitch)", "result.store(first)"),
+        ("const int pitch = kv_heads * PART;", "const int pitch = PART;"),
+    ],
+)
+def test_a_mistake_about_units_is_seen(
+    line: str, instead: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch.manual_seed(0)
+    host = HostKernels(tmp_path, False, with_mistake(tmp_path, NAME, line, instead))
+    assert _worst(host, monkeypatch, [140, 0, 299, 280], of=Plan(1, 2, 2), units=64) > 0.02
 
 
 @pytest.mark.parametrize(
@@ -279,6 +342,21 @@ def test_cuts() -> None:
             of = decode_sm90.plan(pairs, capacity, 132)
             for D, group in ((64, 1), (128, 8), (128, 16)):
                 assert of.shared_memory(D, group) <= 227 << 10
+
+
+def test_what_is_divided_into_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Steps of so many tokens that blocks wait for one another; in long caches also those of a wave of blocks."""
+    pretend(monkeypatch, H200)
+    device = torch.device("cuda", 0)
+    for capacity, first in ((64, 67), (4096, 67), (4097, 23), (1 << 17, 23)):
+        served = [T for T in range(1, 1100) if decode_units.serves(T, 4, capacity, device)]
+        assert served == [*range(first, 1025)]
+        of = decode_sm90.plan_of_units(capacity)
+        assert of.parts == of.sections == 1 and of.shared_memory(128, 8) <= 64 << 10
+    assert decode_units.extra(4, device) == 66
+    assert not decode_units.serves(200, 4, 1280, torch.device("cpu"))
+    pretend(monkeypatch, gpu_of((8, 0), multiprocessors=108))
+    assert not decode_units.serves(200, 4, 1280, device)
 
 
 def test_cuts_that_are_compiled_ahead_serve_every_number_of_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,6 +63,39 @@ def test_decode_tokens_beside_prompts_run_the_decode_kernel(
     assert ran == [1, 1], "once a layer"
 
 
+def test_attention_is_divided_into_units(paged: Any, whole: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a kernel gains by it. Graphs keep the address of the units."""
+    from ttnn_moe.cuda.attention import decode_units
+    from ttnn_moe.integrations.vllm import attention
+
+    asked: list[Any] = []
+    monkeypatch.setattr(decode_units, "serves", lambda T, kv_heads, capacity, device: T > 1)
+    monkeypatch.setattr(decode_units, "extra", lambda kv_heads, device: 3)
+    monkeypatch.setattr(decode_units, "launch", lambda *args: (asked.append(args), args[-1])[1])
+    builder, given = paged.builder, []
+    decode = attention.decode_attention
+    monkeypatch.setattr(
+        attention, "decode_attention", lambda q, memory, *a: (given.append(memory.units), decode(q, memory, *a))[1]
+    )
+    builder.own_prompts, builder.units = True, torch.empty(7, 4, dtype=torch.int32)
+    for new, lengths, padding in (
+        ([20, 15], [20, 15], 0),
+        ([1, 1], [16, 21], 2),
+        ([1, 1], [16, 21], 3),  # more than there is room for
+        ([1, 1], [22, 4], 0),
+        ([1, 5], [23, 9], 0),
+    ):
+        positions, metadata = paged.step(new, lengths, padding)
+        given.append(next(iter(metadata.values())).units)
+        if not padding:  # the torch form reads the keys of padding, too
+            logits(paged.model, paged.config, whole[0][: len(positions)], positions, metadata)
+    assert [units is builder.units for units in given] == [False, True, False, *[True] * 3, *[False] * 3]
+    assert [(args[0].tolist(), int(args[1]), args[2:4]) for args in asked] == [
+        ([15, 20, 255, 255], 2, (3 * BLOCK, 3)),
+        ([21, 3], 2, (3 * BLOCK, 3)),
+    ]
+
+
 def test_padding_of_a_decode_step_writes_nothing(paged: Any, whole: Any) -> None:
     """Count is what kernels read; the torch forms write all, so padding's block is the null one."""
     _, metadata = paged.step([1, 1], [1, 1], padding=3)

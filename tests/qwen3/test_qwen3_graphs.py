@@ -16,6 +16,7 @@ import torch
 from npu_graphs import Npu
 from qwen3_checkpoints import TINY, prompts
 from tiny_engines import collect, engine, tiny
+from ttnn_moe.kv import paged
 from ttnn_moe.kv.bucketed import allocation
 from ttnn_moe.kv.step import PrefillStep
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, generate, load_model
@@ -123,6 +124,38 @@ def test_a_step_between_powers_of_two_gives_each_row_its_tokens(monkeypatch: pyt
     assert set(ran) == {6, 4, 3, 2, 1}
     for i, (number, text) in enumerate(zip(numbers, texts, strict=True)):
         assert got[number] == generate(tiny(), [text], max_new_tokens=3 + 2 * i, stop_ids=()).tokens[0]
+
+
+def test_attention_of_every_step_is_divided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a step, of the positions as they are then; each layer reads the units of its step."""
+    made: list[tuple[torch.Tensor, list[int], int | None]] = []
+    read: list[torch.Tensor | None] = []
+
+    def units_of(positions: torch.Tensor, count: torch.Tensor | None, capacity: int, kv_heads: int) -> torch.Tensor:
+        made.append((torch.empty(0), positions.tolist(), None if count is None else int(count)))
+        return made[-1][0]
+
+    attend = paged.decode_attention
+    monkeypatch.setattr(paged, "units_of", units_of)
+    monkeypatch.setattr(
+        paged, "decode_attention", lambda q, memory, *args: (read.append(memory.units), attend(q, memory, *args))[1]
+    )
+    serving, (first, second) = captured("paged"), prompts([5, 9], 500, 3)
+    numbers = [serving.add(first, max_new_tokens=6, stop_ids=())]
+    for _ in range(3):
+        serving.step()
+    numbers.append(serving.add(second, max_new_tokens=4, stop_ids=()))
+    got = collect(serving)
+    assert [got[n][-3:] for n in numbers] == [
+        generate(tiny(), [text], max_new_tokens=new, stop_ids=()).tokens[0][-3:]
+        for text, new in ((first, 6), (second, 4))
+    ]
+    layers = serving.cache.sizes.layers
+    steps = [units for units, *_ in made for _ in range(layers)]
+    assert [units for units in read if units is not None] == steps
+    # captures have no valid row; a step of a prompt stands between 6 and 8
+    ran = [positions for _, positions, count in made if any(positions)]
+    assert ran == [[5], [6], [8, 9], [9, 10], [11]] and len(made) == 7
 
 
 def test_all_graphs_warm_up_and_capture_on_one_stream() -> None:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from qwen3_kernel_cases import BOUND, DEVICE, GPU, HOPPER, draw, error, seeds, tensor
-from ttnn_moe.cuda.attention import decode, decode_sm90, head_norm_rope, prefill_sm90
+from ttnn_moe.cuda.attention import decode, decode_sm90, decode_units, head_norm_rope, prefill_sm90
 from ttnn_moe.cuda.attention import prefill as triton_prefill
 from ttnn_moe.cuda.attention.memory import TURNS, Memory
 from ttnn_moe.cuda.triton_launch import Tile
@@ -92,7 +92,9 @@ def test_decode_attention_on_hopper(seed: int, dtype: torch.dtype) -> None:
     narrow = replace(dense, rows=where.int(), past_written=True)
     chosen = decode_sm90.plan(T * kv, capacity, torch.cuda.get_device_properties(0).multi_processor_count)
     other = decode_sm90.Plan(rng.choice([1, 2, 4, 8]), rng.choice([4, 8]), rng.choice([1, 2]), rng.choice([1, 2, 5]))
-    for memory in (dense, narrow, paged(dense, rng.choice([16, 64])), replace(paged(dense, 64), past_written=True)):
+    pages, more = replace(paged(dense, 64), past_written=True), rng.choice([1, 40])
+    units = decode_units.launch(positions, bound, pages.capacity, more, least=rng.choice([16, 64, 512]))
+    for memory in (dense, narrow, paged(dense, rng.choice([16, 64])), pages, replace(pages, units=units)):
         assert decode_sm90.why_not(q.device, q, memory) is None
         for of in (chosen, other):
             got = torch.full_like(q, float("nan"))

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from ..choice import Family, Operator
-from ..cuda.attention import decode, decode_sm90, head_norm_rope, prefill, prefill_sm90
+from ..cuda.attention import decode, decode_sm90, decode_units, head_norm_rope, prefill, prefill_sm90
 from ..cuda.attention.memory import Memory
 from . import torch_forms
 from .cache import HeadNorms
@@ -63,6 +63,13 @@ PREFILL: Operator[Tensor] = Operator(
 def norm_rope_write(qkv: Tensor, norms: HeadNorms, rope: tuple[Tensor, Tensor], memory: Memory) -> Tensor | None:
     """See cache.FusedWrite."""
     return NORM_ROPE_WRITE(qkv, norms, rope, memory)
+
+
+def units_of(positions: Tensor, num_tokens: Tensor | None, capacity: int, kv_heads: int) -> Tensor | None:
+    """Memory.units of a step's positions [T] int64. None: no kernel gains by them."""
+    if not decode_units.serves(len(positions), kv_heads, capacity, positions.device):
+        return None
+    return decode_units.launch(positions, num_tokens, capacity, decode_units.extra(kv_heads, positions.device))
 
 
 def decode_attention(q: Tensor, memory: Memory, bound: int, out: Tensor | None = None) -> Tensor:

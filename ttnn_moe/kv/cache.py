@@ -220,6 +220,10 @@ class RowCache(ABC):
         """The most words that any packing of so many tokens in so many sequences takes."""
         return 0
 
+    def units(self, step: DecodeStep) -> Tensor | None:
+        """DecodeStep.units of a captured step: a launch, ahead of those of the layers. None: no kernel gains by it."""
+        return None
+
     def why_not_captured(self) -> str | None:
         """Why no graph of the device can hold this cache's part of a step; None: one can.
 

@@ -12,9 +12,10 @@ from ..choice import why_not_kernels
 from ..cuda.attention import prefill
 from ..cuda.attention.memory import TURNS, Memory, why_not_heads
 from ..errors import RequestError
+from ..sizes import power_of_2
 from ..visible import shown
 from . import torch_forms
-from .attention import decode_attention, norm_rope_write, prefill_attention
+from .attention import decode_attention, norm_rope_write, prefill_attention, units_of
 from .cache import CacheSizes, FusedWrite, HeadNorms
 from .pages import TabledRows, default_memory, zeros
 from .step import DecodeStep, Span, Step
@@ -49,7 +50,8 @@ class PagedCache(TabledRows, FusedWrite):
         # zeros, since a masked value still adds 0 * value, which must not be NaN
         self.k, self.v = (zeros(shape, sizes.dtype, sizes.device) for _ in range(2))
         self.layers = list(zip(self.k, self.v, strict=True))
-        self._turns = zeros((TURNS,), torch.int32, sizes.device)
+        # steps have up to a power of two of tokens
+        self._turns = zeros((max(TURNS, power_of_2(rows) * sizes.kv_heads),), torch.int32, sizes.device)
 
     @classmethod
     def within(
@@ -86,6 +88,9 @@ class PagedCache(TabledRows, FusedWrite):
         # the prompts' outputs overwrite those of the decode step's padding
         return prefill_attention(q, self._memory(layer, step), step.spans, step.plan, out)
 
+    def units(self, step: DecodeStep) -> Tensor | None:
+        return units_of(step.positions, step.num_tokens, self.capacity, self.sizes.kv_heads)
+
     def why_not_captured(self) -> str | None:
         sizes = self.sizes
         return why_not_kernels(sizes.device, sizes.dtype) or why_not_heads(sizes.heads, sizes.kv_heads, sizes.head_dim)
@@ -99,9 +104,9 @@ class PagedCache(TabledRows, FusedWrite):
         return 0 if self.why_not_captured() is not None else 4 * (tokens // self._queries + sequences)
 
     def _memory(self, layer: int, step: Step) -> Memory:
-        written = isinstance(step, DecodeStep) and step.past_written
+        written, units = (step.past_written, step.units) if isinstance(step, DecodeStep) else (False, None)
         (keys, values), rows, positions = self.layers[layer], step.rows, step.positions
-        return Memory(keys, values, rows, positions, step.num_tokens, self.table, written, self._turns)
+        return Memory(keys, values, rows, positions, step.num_tokens, self.table, written, self._turns, units)
 
     @property
     def _queries(self) -> int:

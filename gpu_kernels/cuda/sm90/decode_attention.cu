@@ -15,10 +15,13 @@
 // | positions       | [T]                          | int64      | of each token, whose own key is in the cache |
 // | num_tokens      | []                           | int32      | or null: tokens from it on read nothing;     |
 // |                 |                              |            | their result is zero                         |
+// | units           | [n]                          | Unit       | UNITS, of decode_units; else null            |
 // | out             | as q                         | as q       | out; row-major, 4 bytes                      |
 // | sums            | [T, KV, SECTIONS, PARTS, 2 + HEAD_DIM / PARTS, QUERIES] | fp32 | scratch, of several    |
-// |                 |                              |            | sections                                     |
-// | turns           | [T, KV, PARTS]               | int32      | of several sections: 0, before and after     |
+// |                 |                              |            | sections; UNITS: [slots, KV, 2 + HEAD_DIM,   |
+// |                 |                              |            | QUERIES]                                     |
+// | turns           | [T, KV, PARTS]               | int32      | of several sections or UNITS: 0, before and  |
+// |                 |                              |            | after                                        |
 //
 // HEAD_DIM: 64 or 128. GROUP <= 16 query heads share a key/value head. PARTS <= 8. PAGE: a multiple of 16.
 // scale: softmax scale times log2(e). Grid: (PARTS * KV, T, SECTIONS) in clusters of PARTS; threads: 32 *
@@ -27,6 +30,9 @@
 // SECTIONS: clusters that may share a row. As many take part as hold all of its keys; the others end at once.
 // Where several do, each block writes its result to `sums`. Of the blocks with the same channels the last, by
 // the count in `turns`, merges these results in the order of sections.
+//
+// UNITS: block y takes unit y, of the keys of a token: a part of a long row. Blocks of one row merge by turns
+// as sections do. Grid: (KV, units); PARTS and SECTIONS are 1.
 //
 // Tile i of 16 keys is of warp i % (PARTS * WARPS * sections that take part), counted through the blocks of a
 // cluster first, then through its warps. A warp copies its tiles (cp.async) to STAGES slots of its own, in
@@ -37,16 +43,17 @@
 // * WARPS warps in their order. No block reads another's memory, so none waits for others to end: a barrier
 // of the receiving block counts the bytes.
 //
-// Programmatic dependent launch: the kernel reads rows, positions, num_tokens and pages before it waits for
-// its predecessor. EARLY: also the keys and values before each token's position. A kernel launched without
-// PDL must run between the writers of all these and this kernel. Without EARLY these keys and values go to L2
-// meanwhile, where later writes find them.
+// Programmatic dependent launch: the kernel reads rows, positions, num_tokens, units and pages before it
+// waits for its predecessor. EARLY: also the keys and values before each token's position. A kernel launched
+// without PDL must run between the writers of all these and this kernel. Without EARLY these keys and values
+// go to L2 meanwhile, where later writes find them.
 //
 // A thread has at most 200 registers.
 //
 // Shared memory: slots WARPS * STAGES * [keys [16, HEAD_DIM], values [16, HEAD_DIM]]; then sums [PARTS *
 // WARPS, HEAD_DIM / PARTS, QUERIES] fp32, maxima and sums of exponentials [PARTS * WARPS, 2, QUERIES] fp32,
 // which take the place of the slots where PARTS is 1; a barrier of 8 bytes.
+#include "common/units.cuh"
 #include "sm90/decode_state.cuh"
 
 // Of a row: where the keys of a tile begin.
@@ -90,8 +97,8 @@ __device__ __forceinline__ void copy_tile(const Keys& from, u32 slot, u64 begin,
 
 extern "C" __global__ void __launch_bounds__(THREADS)
     decode_attention(const u16* q, const u16* keys, const u16* values, const int* pages, const Row* rows,
-                     const long long* positions, const int* num_tokens, u16* out, float* sums, int* turns,
-                     float scale, int capacity, int pages_a_row) {
+                     const long long* positions, const int* num_tokens, const Unit* units, u16* out,
+                     float* sums, int* turns, float scale, int capacity, int pages_a_row) {
     const u32 memory = shared_address(dynamic_memory());
     if (PARTS > 1) {
         if (threadIdx.x == 0) {
@@ -103,7 +110,14 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         arrive_in_cluster();
     }
     let_successor_start();
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = rank_in_cluster(), t = blockIdx.y;
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32, rank = rank_in_cluster();
+#if UNITS
+    const Unit unit = units[blockIdx.y];
+    if (unit.token_sections < 0) return;
+    const int t = unit.token_sections & 0xffff;
+#else
+    const int t = blockIdx.y;
+#endif
     const int head = blockIdx.x / PARTS, kv_heads = gridDim.x / PARTS, own = warp * PARTS + rank;
     const u64 queries = (static_cast<u64>(t) * kv_heads + head) * (GROUP * D);
     const u32 slots = memory + warp * (STAGES * SLOT);
@@ -112,14 +126,20 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     const bool valid = !num_tokens || t < *num_tokens;
     const int length = valid ? static_cast<int>(position < capacity ? position + 1 : capacity) : 0;
     const int tiles = (length + TILE - 1) / TILE;
+#if UNITS
+    const int section = unit.slot_section >> 16, sections = unit.token_sections >> 16;
+    const int first_tile = unit.first, end_tile = unit.end, warps = ALL_WARPS;
+#else
     const int section = SECTIONS > 1 ? blockIdx.z : 0;
     const int sections = SECTIONS > 1 ? min(SECTIONS, max(1, (tiles + HELD - 1) / HELD)) : 1;
+    const int first_tile = section * ALL_WARPS, end_tile = tiles, warps = sections * ALL_WARPS;
+#endif
     if (SECTIONS > 1 && section >= sections) {
         if (PARTS > 1) wait_for_cluster();
         return;
     }
-    const int me = section * ALL_WARPS + own, warps = sections * ALL_WARPS;
-    const int count = me < tiles ? (tiles - me - 1) / warps + 1 : 0;  // tiles of this warp
+    const int me = first_tile + own;
+    const int count = me < end_tile ? (end_tile - me - 1) / warps + 1 : 0;  // tiles of this warp
     const Keys from{keys,
                     values,
                     pages + row * pages_a_row,
@@ -218,11 +238,18 @@ extern "C" __global__ void __launch_bounds__(THREADS)
     if (has)
         result.merge(states, reinterpret_cast<const float*>(dynamic_memory() + SUMS), ALL_WARPS, 2 * QUERIES,
                      COLUMNS * QUERIES);
-#if SECTIONS > 1
+#if SHARED_ROWS
     if (sections > 1) {
         constexpr int PART = (2 + COLUMNS) * QUERIES;
-        float* first = sums + ((static_cast<u64>(t) * kv_heads + head) * SECTIONS * PARTS + rank) * PART;
-        if (has) result.store(first + section * (PARTS * PART));
+#if UNITS
+        const u64 part = static_cast<u64>(unit.slot_section & 0xffff) * kv_heads + head;
+        const int pitch = kv_heads * PART;
+#else
+        const u64 part = (static_cast<u64>(t) * kv_heads + head) * SECTIONS * PARTS + rank;
+        constexpr int pitch = PARTS * PART;
+#endif
+        float* first = sums + part * PART;
+        if (has) result.store(first + section * pitch);
         __syncthreads();  // also: the states were read
         int* last = reinterpret_cast<int*>(dynamic_memory() + STATES);
         if (threadIdx.x == 0) {
@@ -232,7 +259,7 @@ extern "C" __global__ void __launch_bounds__(THREADS)
         }
         __syncthreads();
         if (!*last) return;
-        if (has) result.merge(first, first + 2 * QUERIES, sections, PARTS * PART, PARTS * PART);
+        if (has) result.merge(first, first + 2 * QUERIES, sections, pitch, pitch);
     }
 #endif
     if (has) result.write(out + queries, rank);

@@ -44,6 +44,12 @@
 #define SECTIONS 1
 #endif
 
+#ifndef UNITS
+#define UNITS 0
+#endif
+#define SHARED_ROWS (SECTIONS > 1 || UNITS)  // several clusters may share a row
+
+static_assert(!UNITS || (PARTS == 1 && SECTIONS == 1), "a block takes a unit");
 static_assert(HEAD_DIM == 64 || HEAD_DIM == 128, "eight or sixteen chunks of a key");
 static_assert(GROUP >= 1 && GROUP <= 16 && PAGE % 16 == 0 && PARTS <= 8, "see the table");
 

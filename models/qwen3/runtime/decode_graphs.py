@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import torch
@@ -134,6 +135,7 @@ class DecodeGraphs:
         )
 
     def _run(self, n: int, step: DecodeStep) -> Tensor:
+        step = replace(step, units=self.cache.units(step))
         logits = self.model(self._ids[:n], self.cache, step)
         tokens, nan = greedy(logits, self._ids[:n])
         torch.where(nan, self._no_token, tokens, out=self._made[:n])

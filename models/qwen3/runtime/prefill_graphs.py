@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -95,8 +96,12 @@ class PrefillGraphs:
             num_tokens=counts[0],
             num_wanted=counts[2],
         )
-        self._captured[key] = self.graphs.capture(lambda: self.model(ids, self.cache, step))
+        self._captured[key] = self.graphs.capture(lambda: self.model(ids, self.cache, self._divided(step)))
         return self._captured[key]
+
+    def _divided(self, step: PrefillStep) -> PrefillStep:
+        own = step.decoding
+        return step if own is None else replace(step, decoding=replace(own, units=self.cache.units(own)))
 
     def run(
         self,

@@ -13,6 +13,7 @@ from ...sizes import ceil_div
 from .. import device as devices
 from ..arch import HOPPER, why_not_hopper, why_not_words
 from ..jit import load, spec
+from .decode_units import LONG
 from .memory import Memory, scale_of, why_not_kept
 
 NAME = "CUDA C++ decode_attention (sm_90a)"
@@ -55,9 +56,9 @@ class Plan:
         merged = 4 * warps * queries * (D // self.parts + 2)
         return slots + merged + 8 if self.parts > 1 else max(slots, merged)
 
-    def sums(self, pairs: int, D: int, group: int) -> int:
-        """fp32 words that sections write, of `pairs` tokens and key/value heads."""
-        return pairs * self.sections * self.parts * (2 + D // self.parts) * 8 * ceil_div(group, 8)
+    def sums(self, slots: int, D: int, group: int) -> int:
+        """fp32 words that clusters which share rows write, in so many slots."""
+        return slots * self.parts * (2 + D // self.parts) * 8 * ceil_div(group, 8)
 
 
 @lru_cache(maxsize=1024)
@@ -93,6 +94,11 @@ def plan(pairs: int, capacity: int, multiprocessors: int, counted: bool = False)
         return one
     one = replace(one, stages=2)
     return replace(one, sections=min(multiprocessors // blocks, ceil_div(capacity, one.held)))
+
+
+def plan_of_units(capacity: int) -> Plan:
+    """The cut of Memory.units: long parts of rows want more warps."""
+    return Plan(1, 8, 1) if capacity > LONG else Plan(1, 4, 2)
 
 
 def _leaves_room(of: Plan, pairs: int, capacity: int, multiprocessors: int) -> bool:
@@ -138,14 +144,19 @@ def launch(q: Tensor, memory: Memory, out: Tensor | None = None, of: Plan | None
     (T, heads, D), kv_heads, device = q.shape, memory.keys.shape[1], q.device
     out = torch.empty_like(q) if out is None else out
     pages, count, turns = memory.pages, memory.num_tokens, memory.turns
+    if of is None and memory.units is not None:
+        of = plan_of_units(memory.capacity)
     of = of or plan(T * kv_heads, memory.capacity, devices.gpu(device).multiprocessors, turns is not None)
+    units = memory.units if of.parts == of.sections == 1 else None
+    n, slots = (0, T * of.sections) if units is None else (len(units), 2 * (len(units) - T))
     sums = None
-    if of.sections > 1:
-        assert turns is not None, "blocks of several sections count in turns"
-        sums = q.new_empty(of.sums(T * kv_heads, D, heads // kv_heads), dtype=torch.float32)
+    if of.sections > 1 or n:
+        assert turns is not None and turns.numel() >= T * kv_heads * of.parts, "blocks of one row count in turns"
+        sums = q.new_empty(of.sums(slots * kv_heads, D, heads // kv_heads), dtype=torch.float32)
     narrow, early = memory.rows.dtype == torch.int32, memory.past_written
     with torch.cuda.device(device):
-        _launch(q.dtype, T, heads, kv_heads, D, memory.stride, memory.page, memory.capacity, narrow, early, of, device)(
+        sizes = T, heads, kv_heads, D, memory.stride, memory.page, memory.capacity
+        _launch(q.dtype, *sizes, narrow, early, n, of, device)(
             load.stream(device.index),
             q.data_ptr(),
             memory.keys.data_ptr(),
@@ -154,6 +165,7 @@ def launch(q: Tensor, memory: Memory, out: Tensor | None = None, of: Plan | None
             memory.rows.data_ptr(),
             memory.positions.data_ptr(),
             0 if count is None else count.data_ptr(),
+            0 if units is None else units.data_ptr(),
             out.data_ptr(),
             0 if sums is None else sums.data_ptr(),
             0 if turns is None else turns.data_ptr(),
@@ -173,14 +185,15 @@ def _launch(
     capacity: int,
     narrow: bool,
     early: bool,
+    units: int,
     of: Plan,
     device: torch.device,
 ) -> load.Launch:
     group = heads // kv_heads
     return load.Launch(
-        spec_of(of, dtype, group, D, stride, page, of.ring(capacity), narrow, early),
+        spec_of(of, dtype, group, D, stride, page, of.ring(capacity), narrow, early, units > 0),
         device.index,
-        (of.parts * kv_heads, T, of.sections),
+        (of.parts * kv_heads, units or T, of.sections),
         32 * of.warps,
         c_float(scale_of(D)),
         c_int32(capacity),
@@ -192,12 +205,21 @@ def _launch(
 
 
 def spec_of(
-    of: Plan, dtype: torch.dtype, group: int, D: int, stride: int, page: int, ring: bool, narrow: bool, early: bool
+    of: Plan,
+    dtype: torch.dtype,
+    group: int,
+    D: int,
+    stride: int,
+    page: int,
+    ring: bool,
+    narrow: bool,
+    early: bool,
+    units: bool = False,
 ) -> spec.Spec:
     """The kernel of a cut, for pages of `page` keys (0: dense) and `group` query heads for each key/value head.
 
     Args:
-        ring: see Plan.ring. narrow: rows are int32. early: see Memory.past_written.
+        ring: see Plan.ring. narrow: rows are int32. early: see Memory.past_written. units: see Memory.units.
     """
     return spec.Spec.of(
         "sm90/decode_attention",
@@ -213,5 +235,6 @@ def spec_of(
         RING=ring,
         NARROW=narrow,
         EARLY=early,
+        UNITS=units,
         FP16=dtype == torch.float16,
     )

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..triton_launch import Tile
 
 TURNS = 256
-"""Words of Memory.turns."""
+"""Words of Memory.turns, at least."""
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,10 @@ class Memory:
         pages: [rows, capacity / page] int32: key n of a row is key n % page of its page n / page. None: dense.
         past_written: keys and values before each token's position were written by earlier steps, none by this one. A
             decode kernel may then read them before the kernel that writes this step's has ended.
-        turns: [TURNS] int32 zeros, which kernels count in and leave zero; calls that share it follow one another. None:
-            a decode kernel of few tokens does not share long rows among clusters.
+        turns: [TURNS or more] int32 zeros, which kernels count in and leave zero; calls that share it follow one
+            another. None: a decode kernel of few tokens does not share long rows among clusters.
+        units: of decode_units, for a decode kernel that reads them before its predecessor has ended; with it turns has
+            [T * kv_heads] words or more. None: a block takes a row whole, in the order of tokens.
     """
 
     keys: Tensor
@@ -38,6 +40,7 @@ class Memory:
     pages: Tensor | None = None
     past_written: bool = False
     turns: Tensor | None = None
+    units: Tensor | None = None
 
     @property
     def stride(self) -> int:

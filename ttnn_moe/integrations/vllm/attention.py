@@ -24,11 +24,11 @@ from vllm.v1.attention.backends.flash_attn import (
 
 from ... import decoder
 from ...cuda.arch import why_not_hopper
-from ...cuda.attention import decode_sm90, prefill, prefill_sm90
+from ...cuda.attention import decode_sm90, decode_units, prefill, prefill_sm90
 from ...cuda.attention.head_norm_rope import ROWS_ALONE
 from ...cuda.attention.memory import TURNS, Memory, why_not_strides
 from ...kv import torch_forms
-from ...kv.attention import decode_attention, norm_rope_write, prefill_attention
+from ...kv.attention import decode_attention, norm_rope_write, prefill_attention, units_of
 from ...kv.cache import HeadNorms
 from ...kv.paged import PAGE
 from ...kv.step import Span
@@ -75,6 +75,7 @@ class Metadata(FlashAttentionMetadata):
     Attributes:
         decode: every sequence has one token.
         turns: see Memory.turns.
+        units: of a decode step, or of `alone`: see Memory.units.
         rows, at: decode: row of the block table [R] int32, and position [R] int64, of each token. Else: block [T] int64
             that takes the token's key, and where in it [T] int64.
         count: [] int32 on the device, tokens that are no padding.
@@ -86,6 +87,7 @@ class Metadata(FlashAttentionMetadata):
 
     decode: bool = False
     turns: Tensor | None = None
+    units: Tensor | None = None
     rows: Tensor | None = None
     at: Tensor | None = None
     count: Tensor | None = None
@@ -111,7 +113,13 @@ class Builder(FlashAttentionMetadataBuilder):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         self._init_reorder_batch_threshold(1, supports_spec_as_decode=False)
         self.own_prompts = own_prompts(device, kv_cache_spec.dtype, self.headdim, self.block_size)
-        self.turns = torch.empty(TURNS, dtype=torch.int32, device=device)
+        most, kv_heads = min(vllm_config.scheduler_config.max_num_seqs, decode_units.MOST), self.num_heads_kv
+        self.turns = torch.empty(max(TURNS, most * kv_heads), dtype=torch.int32, device=device)
+        # of any step: graphs keep its address
+        self.units: Tensor | None = None
+        if decode_units.serves(most, kv_heads, vllm_config.model_config.max_model_len, device):
+            room = most + decode_units.extra(kv_heads, device)
+            self.units = torch.empty(room, 4, dtype=torch.int32, device=device)
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> Metadata:
         common = common_attn_metadata
@@ -130,7 +138,17 @@ class Builder(FlashAttentionMetadataBuilder):
         step = Metadata(**known, decode=decode, turns=turns, rows=rows, at=at, count=common.query_start_loc[-1])
         if own and not decode:
             self._plan(step, common)
+        places = (step.at, step.count) if decode else (step.alone_at, step.alone_count)
+        step.units = self._units(*places, common.block_table_tensor.shape[1] * self.block_size)
         return step
+
+    def _units(self, at: Tensor | None, count: Tensor | None, capacity: int) -> Tensor | None:
+        """See Memory.units, of tokens at these positions."""
+        kv_heads, room = self.num_heads_kv, self.units
+        if at is None or room is None or not decode_units.serves(len(at), kv_heads, capacity, self.device):
+            return None
+        more = decode_units.extra(kv_heads, self.device)
+        return decode_units.launch(at, count, capacity, more, room) if len(at) + more <= len(room) else None
 
     def _plan(self, step: Metadata, common: Any) -> None:
         """Divide a step with prompts between the two kernels."""
@@ -192,7 +210,7 @@ class Impl(FlashAttentionImpl):
         if (n := step.alone) > 0:
             assert step.alone_rows is not None and step.alone_at is not None
             places = step.alone_rows, step.alone_at, step.alone_count
-            alone = Memory(memory.keys, memory.values, *places, step.block_table, turns=step.turns)
+            alone = Memory(memory.keys, memory.values, *places, step.block_table, turns=step.turns, units=step.units)
             decode_attention(q[:n], alone, alone.capacity, out[:n])
         pages = Memory(memory.keys, memory.values, memory.rows, memory.positions, None, step.block_table)
         prefill_attention(q, pages, step.spans, tiles, out)
@@ -202,7 +220,8 @@ class Impl(FlashAttentionImpl):
         keys, values = self.blocks(kv_cache)
         assert step.rows is not None and step.at is not None
         if step.decode:
-            return Memory(keys, values, step.rows, step.at, step.count, step.block_table, turns=step.turns)
+            places = step.rows, step.at, step.count, step.block_table
+            return Memory(keys, values, *places, turns=step.turns, units=step.units)
         return Memory(keys, values, step.rows, step.at)
 
     def blocks(self, kv_cache: Tensor) -> tuple[Tensor, Tensor]:
@@ -280,7 +299,9 @@ def compile_prompts(heads: int, kv_heads: int, norms: HeadNorms, longest: int) -
         prefill_attention(q, Memory(keys, values, block, at, None, pages), [], tiles)
         # graphs of one and of two decode tokens hold kernels for a count that lies elsewhere
         pages = pages.new_zeros(2, -(-longest // PAGE))
-        turns = pages.new_zeros(TURNS)
-        for n in sorted({1, 2, *decode_sm90.cuts_begin(T, kv_heads, pages.shape[1] * PAGE, q.device, counted=True)}):
-            alone = Memory(keys, values, pages[0, :1].expand(n).contiguous(), at[:n], tiles[0], pages, turns=turns)
+        turns, capacity = pages.new_zeros(max(TURNS, T * kv_heads)), pages.shape[1] * PAGE
+        for n in sorted({1, 2, T, *decode_sm90.cuts_begin(T, kv_heads, capacity, q.device, counted=True)}):
+            units = units_of(at[:n], tiles[0], capacity, kv_heads)
+            places = pages[0, :1].expand(n).contiguous(), at[:n], tiles[0], pages
+            alone = Memory(keys, values, *places, turns=turns, units=units)
             decode_attention(q[:n], alone, alone.capacity)
