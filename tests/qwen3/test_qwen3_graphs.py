@@ -128,6 +128,10 @@ def test_a_step_between_powers_of_two_gives_each_row_its_tokens(monkeypatch: pyt
 
 def test_attention_of_every_step_is_divided_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     """Once a step, of the positions as they are then; each layer reads the units of its step."""
+    first, second = prompts([5, 9], 500, 3)
+    want = [
+        generate(tiny(), [text], max_new_tokens=new, stop_ids=()).tokens[0] for text, new in ((first, 6), (second, 4))
+    ]
     made: list[tuple[torch.Tensor, list[int], int | None]] = []
     read: list[torch.Tensor | None] = []
 
@@ -140,22 +144,20 @@ def test_attention_of_every_step_is_divided_anew(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         paged, "decode_attention", lambda q, memory, *args: (read.append(memory.units), attend(q, memory, *args))[1]
     )
-    serving, (first, second) = captured("paged"), prompts([5, 9], 500, 3)
+    serving = captured("paged")
     numbers = [serving.add(first, max_new_tokens=6, stop_ids=())]
     for _ in range(3):
         serving.step()
     numbers.append(serving.add(second, max_new_tokens=4, stop_ids=()))
     got = collect(serving)
-    assert [got[n][-3:] for n in numbers] == [
-        generate(tiny(), [text], max_new_tokens=new, stop_ids=()).tokens[0][-3:]
-        for text, new in ((first, 6), (second, 4))
-    ]
+    assert [got[n][-3:] for n in numbers] == [tokens[-3:] for tokens in want]
     layers = serving.cache.sizes.layers
-    steps = [units for units, *_ in made for _ in range(layers)]
-    assert [units for units in read if units is not None] == steps
-    # captures have no valid row; a step of a prompt stands between 6 and 8
+    # captures have no valid row; with the second prompt the last layer runs for wanted tokens alone
     ran = [positions for _, positions, count in made if any(positions)]
-    assert ran == [[5], [6], [8, 9], [9, 10], [11]] and len(made) == 7
+    assert ran == [[5], [6], [7], [8, 9], [9, 10], [11]] and len(made) == 8
+    times = [layers - (positions == [7]) for _, positions, _ in made]
+    steps = [units for (units, *_), n in zip(made, times, strict=True) for _ in range(n)]
+    assert [units for units in read if units is not None] == steps
 
 
 def test_all_graphs_warm_up_and_capture_on_one_stream() -> None:

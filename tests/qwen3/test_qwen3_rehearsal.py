@@ -47,7 +47,7 @@ class Next:
 
 @torch.inference_mode()
 def test_every_size_is_captured_before_rows_come() -> None:
-    cache = SimpleNamespace(rows=3, capacity=8, spare=0, moves=False, units=lambda step: None)
+    cache = SimpleNamespace(rows=3, capacity=8, spare=0, moves=False, divided=lambda step: step)
     cache.why_not_captured_prompts, cache.replay_inputs = lambda: "not here", lambda n: None
     model, graphs, seen = Next(), Late(), list[tuple[int, int]]()
     runner: Any = CapturedRunner(model, cache, 8, graphs)  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -160,7 +160,7 @@ class RowCache(ABC):
             logits_at=words[2 * T :],
             spans=tuple(spans),
             plan=torch.tensor(plan, dtype=torch.int32).to(device) if plan else None,
-            decoding=DecodeStep(words[:n], words[T : T + n], decoded) if n else None,
+            decoding=self.divided(DecodeStep(words[:n], words[T : T + n], decoded)) if n else None,
         )
 
     def spans(self, chunks: Sequence[tuple[int, int]], decoding: Sequence[tuple[int, int]] = ()) -> list[Span]:
@@ -210,7 +210,7 @@ class RowCache(ABC):
         """
         self._check_decoding(list(zip(rows, positions, strict=True)))
         both = to_device([list(rows), list(positions)], self.sizes.device)
-        return DecodeStep(both[0], both[1], 1 + max(positions, default=0))
+        return self.divided(DecodeStep(both[0], both[1], 1 + max(positions, default=0)))
 
     def plan(self, spans: Sequence[Span]) -> list[int]:
         """Words of PrefillStep.plan for these sequences; empty: the format needs none."""
@@ -220,8 +220,12 @@ class RowCache(ABC):
         """The most words that any packing of so many tokens in so many sequences takes."""
         return 0
 
+    def divided(self, step: DecodeStep) -> DecodeStep:
+        """The step with its `units`: on a GPU a launch, ahead of those of the layers. `decode` and `prefill` do so."""
+        return replace(step, units=self.units(step))
+
     def units(self, step: DecodeStep) -> Tensor | None:
-        """DecodeStep.units of a captured step: a launch, ahead of those of the layers. None: no kernel gains by it."""
+        """DecodeStep.units. None: no kernel gains by them."""
         return None
 
     def why_not_captured(self) -> str | None:

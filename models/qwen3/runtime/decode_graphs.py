@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
 
 import torch
@@ -135,8 +134,7 @@ class DecodeGraphs:
         )
 
     def _run(self, n: int, step: DecodeStep) -> Tensor:
-        step = replace(step, units=self.cache.units(step))
-        logits = self.model(self._ids[:n], self.cache, step)
+        logits = self.model(self._ids[:n], self.cache, self.cache.divided(step))
         tokens, nan = greedy(logits, self._ids[:n])
         torch.where(nan, self._no_token, tokens, out=self._made[:n])
         self._positions += self._advance

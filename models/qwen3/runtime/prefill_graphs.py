@@ -101,7 +101,7 @@ class PrefillGraphs:
 
     def _divided(self, step: PrefillStep) -> PrefillStep:
         own = step.decoding
-        return step if own is None else replace(step, decoding=replace(own, units=self.cache.units(own)))
+        return step if own is None else replace(step, decoding=self.cache.divided(own))
 
     def run(
         self,
