@@ -65,11 +65,17 @@ def norm_rope_write(qkv: Tensor, norms: HeadNorms, rope: tuple[Tensor, Tensor], 
     return NORM_ROPE_WRITE(qkv, norms, rope, memory)
 
 
-def units_of(positions: Tensor, num_tokens: Tensor | None, capacity: int, kv_heads: int) -> Tensor | None:
-    """Memory.units of a step's positions [T] int64. None: no kernel gains by them."""
-    if not decode_units.serves(len(positions), kv_heads, capacity, positions.device):
+def units_of(
+    positions: Tensor, num_tokens: Tensor | None, capacity: int, kv_heads: int, out: Tensor | None = None
+) -> Tensor | None:
+    """Memory.units of a step's positions [T] int64. None: no kernel gains by them, or they have no room in `out`."""
+    T, device = len(positions), positions.device
+    if not decode_units.serves(T, kv_heads, capacity, device):
         return None
-    return decode_units.launch(positions, num_tokens, capacity, decode_units.extra(kv_heads, positions.device))
+    more = decode_units.extra(kv_heads, device)
+    if out is not None and T + more > len(out):
+        return None
+    return decode_units.launch(positions, num_tokens, capacity, more, out)
 
 
 def decode_attention(q: Tensor, memory: Memory, bound: int, out: Tensor | None = None) -> Tensor:

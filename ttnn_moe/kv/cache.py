@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar, Protocol
 
 import torch
@@ -221,12 +221,9 @@ class RowCache(ABC):
         return 0
 
     def divided(self, step: DecodeStep) -> DecodeStep:
-        """The step with its `units`: on a GPU a launch, ahead of those of the layers. `decode` and `prefill` do so."""
-        return replace(step, units=self.units(step))
-
-    def units(self, step: DecodeStep) -> Tensor | None:
-        """DecodeStep.units. None: no kernel gains by them."""
-        return None
+        """The step with its `units`, where a kernel gains by them: a launch, ahead of those of the layers. `decode` and
+        `prefill` do so."""
+        return step
 
     def why_not_captured(self) -> str | None:
         """Why no graph of the device can hold this cache's part of a step; None: one can.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -88,8 +89,9 @@ class PagedCache(TabledRows, FusedWrite):
         # the prompts' outputs overwrite those of the decode step's padding
         return prefill_attention(q, self._memory(layer, step), step.spans, step.plan, out)
 
-    def units(self, step: DecodeStep) -> Tensor | None:
-        return units_of(step.positions, step.num_tokens, self.capacity, self.sizes.kv_heads)
+    def divided(self, step: DecodeStep) -> DecodeStep:
+        units = units_of(step.positions, step.num_tokens, self.capacity, self.sizes.kv_heads)
+        return step if units is None else replace(step, units=units)
 
     def why_not_captured(self) -> str | None:
         sizes = self.sizes

@@ -45,7 +45,7 @@ class DecodeStep:
             step is captured.
         past_written: the keys and values before each position were written by earlier steps. False: some may be of this
             step, so several of its tokens may be of one row.
-        units: of RowCache.units: what blocks of attention take. None: a block takes a row.
+        units: of RowCache.divided: what blocks of attention take. None: a block takes a row.
     """
 
     rows: Tensor

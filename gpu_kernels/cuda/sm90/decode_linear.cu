@@ -55,7 +55,7 @@ constexpr int PART_BYTES = OWN * STRIDE * 4, SQUARES_BYTES = NORM ? ROWS * 4 : 0
 constexpr int FOURS = OWN / 4;
 constexpr int ITEMS = (ROWS * FOURS + THREADS - 1) / THREADS;  // a thread's fours of columns
 
-static_assert(ROWS % 8 == 0 && ROWS <= 256, "the N side of a product");
+static_assert(ROWS % 8 == 0 && ROWS <= 192, "the N side of a product");
 static_assert(SPLITS >= 2 && SPLITS <= 8 && STAGES >= 2, "blocks that send, and a stage to fill");
 static_assert(STAGES * STAGE_BYTES >= (INSIDE ? 2 : 1) * SPLITS * PART_BYTES, "sums in place of stages");
 

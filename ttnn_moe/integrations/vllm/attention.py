@@ -138,17 +138,11 @@ class Builder(FlashAttentionMetadataBuilder):
         step = Metadata(**known, decode=decode, turns=turns, rows=rows, at=at, count=common.query_start_loc[-1])
         if own and not decode:
             self._plan(step, common)
-        places = (step.at, step.count) if decode else (step.alone_at, step.alone_count)
-        step.units = self._units(*places, common.block_table_tensor.shape[1] * self.block_size)
+        at, count = (step.at, step.count) if decode else (step.alone_at, step.alone_count)
+        if at is not None and self.units is not None:
+            capacity = common.block_table_tensor.shape[1] * self.block_size
+            step.units = units_of(at, count, capacity, self.num_heads_kv, self.units)
         return step
-
-    def _units(self, at: Tensor | None, count: Tensor | None, capacity: int) -> Tensor | None:
-        """See Memory.units, of tokens at these positions."""
-        kv_heads, room = self.num_heads_kv, self.units
-        if at is None or room is None or not decode_units.serves(len(at), kv_heads, capacity, self.device):
-            return None
-        more = decode_units.extra(kv_heads, self.device)
-        return decode_units.launch(at, count, capacity, more, room) if len(at) + more <= len(room) else None
 
     def _plan(self, step: Metadata, common: Any) -> None:
         """Divide a step with prompts between the two kernels."""
