@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from vllm_layers import REAL, tiny
-from vllm_whole import BLOCK, config_of, logits
+from vllm_whole import BLOCK, config_of, held, logits
 
 pytestmark = [
     pytest.mark.skipif(not REAL, reason="vLLM is not installed: make test-vllm has it"),
@@ -101,6 +101,21 @@ def test_padding_of_a_decode_step_writes_nothing(paged: Any, whole: Any) -> None
     _, metadata = paged.step([1, 1], [1, 1], padding=3)
     step = next(iter(metadata.values()))
     assert step.count.item() == 2 and step.at.shape == (5,) and step.rows.shape == (5,)
+
+
+def test_padding_of_any_step_runs_no_expert(paged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs of a model's parts hold no metadata, so what they read has one address. Before the first step all count."""
+    model = paged.model.model
+    counts, served = [], type(held(model.layers[0].mlp.experts).quant_method._served)
+    call = served.__call__
+    monkeypatch.setattr(served, "__call__", lambda self, *args: (counts.append(args[-1]), call(self, *args))[1])
+    ids = torch.arange(3)
+    logits(paged.model, paged.config, ids, ids)
+    assert int(model.true_tokens) == paged.config.scheduler_config.max_num_batched_tokens
+    for new, lengths, padding in (([20, 3], [20, 3], 4), ([1, 1], [21, 4], 3), ([1, 5], [22, 9], 0)):
+        paged.step(new, lengths, padding)
+        assert int(model.true_tokens) == sum(new)
+    assert counts and all(count is model.true_tokens for count in counts)
 
 
 def test_a_step_without_metadata_is_zero(paged: Any) -> None:

@@ -99,6 +99,7 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
     Attributes:
         adds: whether `add` will add to its output; None: nobody calls it.
         stream: [most tokens, H], the residual stream of the model that calls `add`; None: it has none.
+        true_tokens: [] int32, tokens of a step of that model that are no padding. None: nobody counts them.
     """
 
     def __init__(self, moe: Any):
@@ -106,6 +107,7 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
         self._served: ServedLayer | None = None
         self.adds: bool | None = None
         self.stream: torch.Tensor | None = None
+        self.true_tokens: torch.Tensor | None = None
         self._direct = moe.dp_size == 1 and not moe.moe_parallel_config.use_all2all_kernels
         config = get_current_vllm_config_or_none()
         reason = gate.why_not(moe, None if config is None else config.parallel_config)
@@ -164,12 +166,11 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
         topk_weights: torch.Tensor,
         topk_ids: torch.Tensor,
         out: torch.Tensor,
-        num_tokens: torch.Tensor | None,
     ) -> None:
         """The experts of x [T, H], added to out [T, H], or written to it."""
         assert self._served is not None and self.adds is not None
         weights = layer.w13_weight, layer.w2_weight
-        self._served(x, topk_weights, topk_ids, weights, layer.expert_map, out, self.adds, num_tokens)
+        self._served(x, topk_weights, topk_ids, weights, layer.expert_map, out, self.adds, self.true_tokens)
 
     def apply(
         self,

@@ -136,6 +136,7 @@ class Builder(FlashAttentionMetadataBuilder):
         # zeroed at each step, since sleep mode forgets what is here
         turns = self.turns.zero_()
         step = Metadata(**known, decode=decode, turns=turns, rows=rows, at=at, count=common.query_start_loc[-1])
+        self._count(common)
         if own and not decode:
             self._plan(step, common)
         at, count = (step.at, step.count) if decode else (step.alone_at, step.alone_count)
@@ -143,6 +144,13 @@ class Builder(FlashAttentionMetadataBuilder):
             capacity = common.block_table_tensor.shape[1] * self.block_size
             step.units = units_of(at, count, capacity, self.num_heads_kv, self.units)
         return step
+
+    def _count(self, common: Any) -> None:
+        """Tell the experts how many tokens of a step are no padding: graphs of a model's parts hold no metadata."""
+        layers = self.vllm_config.compilation_config.static_forward_context
+        true_tokens = getattr(getattr(layers.get(self.layer_names[0]), "impl", None), "true_tokens", None)
+        if true_tokens is not None:
+            true_tokens.copy_(common.query_start_loc[-1])
 
     def _plan(self, step: Metadata, common: Any) -> None:
         """Divide a step with prompts between the two kernels."""
@@ -165,10 +173,12 @@ class Impl(FlashAttentionImpl):
 
     Attributes:
         q_norm, k_norm: vLLM's norms of query and key heads; the model sets them.
+        true_tokens: [] int32 on the device, tokens of a step that are no padding; the model's, which the builder writes.
     """
 
     q_norm: Any
     k_norm: Any
+    true_tokens: Tensor | None = None
     _blocks: tuple[weakref.ref[Tensor], Tensor, Tensor] | None = None
 
     def forward(

@@ -17,7 +17,6 @@ from vllm.utils.torch_utils import LayerNameType, _resolve_layer_name, direct_re
 from ... import decoder
 from ...no_gradients import LIBRARY
 from .adapter import held
-from .attention import Metadata
 
 NAMESPACE = LIBRARY.ns
 
@@ -101,7 +100,7 @@ def _experts_to(
 ) -> Tensor:
     """The experts of rms_norm(x), added to out or written to it; out may be x."""
     ids, weights, hidden = decoder.norm_route(x, norm, eps, router, K, renormalise)
-    layer.quant_method.add(layer, hidden, weights, ids, out, _true_tokens(get_forward_context().attn_metadata))
+    layer.quant_method.add(layer, hidden, weights, ids, out)
     return out
 
 
@@ -116,12 +115,6 @@ def _projected(x: Tensor, norm: Tensor, eps: float, weight: Tensor, layer_name: 
 def _between(attended: Tensor, *args: Any) -> Tensor:
     *_, next_norm, next_weight, _ = args
     return attended.new_empty(attended.shape[0], len(next_norm if next_weight is None else next_weight))
-
-
-def _true_tokens(metadata: Any) -> Tensor | None:
-    """[] int32, tokens of a decode step that are no padding; None: all."""
-    found = next(iter(metadata.values()), None) if isinstance(metadata, dict) else None
-    return found.count if isinstance(found, Metadata) and found.decode else None
 
 
 def register() -> None:

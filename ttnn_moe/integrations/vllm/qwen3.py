@@ -66,11 +66,13 @@ class Layer(qwen3_moe.Qwen3MoeDecoderLayer):
             return self._sum(OPS.experts(x, *self.route(), self.experts_name))
         return x + self.mlp(self.post_attention_layernorm(x))
 
-    def share(self, stream: Tensor) -> None:
-        """Let the experts add to this residual stream [most tokens, H]."""
+    def share(self, stream: Tensor, true_tokens: Tensor) -> None:
+        """Let the experts add to this residual stream [most tokens, H], for true_tokens [] of each step."""
         experts = getattr(self.mlp, "experts", None)
         if experts is not None and isinstance(method := held(experts).quant_method, TtnnMoeMethod):
-            method.stream = stream
+            method.stream, method.true_tokens = stream, true_tokens
+        if self.paged:
+            self.self_attn.attn.impl.true_tokens = true_tokens
 
     @property
     def adds_itself(self) -> bool:
@@ -123,8 +125,11 @@ class Model(qwen3_moe.Qwen3MoeModel):
         # the residual stream of a step, where no compiler sees that operators write over it
         shape = vllm_config.scheduler_config.max_num_batched_tokens, self.config.hidden_size
         self.register_buffer("stream", self.cos.new_empty(shape), persistent=False)
+        # attention's builder writes it at each step; before the first one, all tokens count
+        count = torch.full((), shape[0], dtype=torch.int32, device=self.cos.device)
+        self.register_buffer("true_tokens", count, persistent=False)
         for layer in self.layers:
-            layer.share(self.stream)
+            layer.share(self.stream, self.true_tokens)
 
     def forward(
         self,
