@@ -13,7 +13,7 @@
 // as one another, or one more.
 //
 // One block of 1024 threads; T <= 1024. A thread counts the tokens whose units are longer than its own's.
-#include "common/element.cuh"
+#include "common/scan.cuh"
 #include "common/units.cuh"
 
 constexpr int MOST = 1024, WARPS = MOST / 32;
@@ -21,35 +21,8 @@ constexpr int MOST = 1024, WARPS = MOST / 32;
 struct Shared {
     int longest[MOST];  // tiles of a token's longest unit
     u32 units[MOST];    // by place in the order: units in the low half, of them in slots in the high one
-    u32 sums[WARPS];
-    int total;  // units
+    u64 sums[WARPS];
 };
-
-// Sum over the block; sums: one word a warp.
-__device__ __forceinline__ u32 sum_of(u32 value, u32* sums) {
-    for (int step = 16; step; step /= 2) value += __shfl_xor_sync(~0u, value, step);
-    if (threadIdx.x % 32 == 0) sums[threadIdx.x / 32] = value;
-    __syncthreads();
-    u32 total = 0;
-    for (int w = 0; w < WARPS; ++w) total += sums[w];
-    __syncthreads();
-    return total;
-}
-
-// Sum over the threads before this one.
-__device__ __forceinline__ u32 sum_before(u32 value, u32* sums) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u32 total = value;
-    for (int step = 1; step < 32; step *= 2) {
-        const u32 other = __shfl_up_sync(~0u, total, step);
-        if (lane >= step) total += other;
-    }
-    if (lane == 31) sums[warp] = total;
-    __syncthreads();
-    total -= value;
-    for (int w = 0; w < warp; ++w) total += sums[w];
-    return total;
-}
 
 extern "C" __global__ void __launch_bounds__(MOST)
     decode_units(const long long* positions, const int* num_tokens, Unit* units, int T, int capacity,
@@ -58,8 +31,8 @@ extern "C" __global__ void __launch_bounds__(MOST)
     const int t = threadIdx.x, count = num_tokens ? *num_tokens : T;
     const long long position = t < T && t < count ? positions[t] : -1;
     const int tiles = static_cast<int>((position < capacity ? position + 1 : capacity) + 15) / 16;
-    const u32 all = sum_of(tiles, shared.sums);
-    const int most = max(least, static_cast<int>((all + extra - 1) / extra));
+    scan(tiles, shared.sums, WARPS);
+    const int most = max(least, static_cast<int>(shared.sums[WARPS - 1] + extra - 1) / extra);
     const int parts = t < T ? max(1, (tiles + most - 1) / most) : 0;
     const int mine = parts ? (tiles + parts - 1) / parts : -1;
     shared.longest[t] = mine;
@@ -76,9 +49,8 @@ extern "C" __global__ void __launch_bounds__(MOST)
     }
     shared.units[place] = static_cast<u32>(parts) | static_cast<u32>(parts > 1 ? parts : 0) << 16;
     __syncthreads();
-    const u32 own = shared.units[t], before = sum_before(own, shared.sums);
-    shared.units[t] = before;
-    if (t == MOST - 1) shared.total = static_cast<int>((before & 0xffff) + (own & 0xffff));
+    shared.units[t] = static_cast<u32>(scan(shared.units[t], shared.sums, WARPS));
+    const int total = static_cast<int>(shared.sums[WARPS - 1] & 0xffff);  // of units
     __syncthreads();
     if (t < T) {
         const u32 at = shared.units[place];
@@ -90,5 +62,5 @@ extern "C" __global__ void __launch_bounds__(MOST)
             first = end;
         }
     }
-    for (int i = shared.total + t; i < room; i += MOST) units[i] = Unit{-1, 0, 0, 0};
+    for (int i = total + t; i < room; i += MOST) units[i] = Unit{-1, 0, 0, 0};
 }

@@ -19,6 +19,7 @@
 // Consumers: the grouped product, combine.
 #include "common/cluster.cuh"
 #include "common/routing.cuh"
+#include "common/scan.cuh"
 
 #ifndef THREADS
 #define THREADS 1024
@@ -37,28 +38,6 @@ static_assert(CLUSTER == 1 || !PARTED, "a cluster, or parts");
 
 constexpr int WARPS = THREADS / 32;
 constexpr int AHEAD = 4;  // loads in flight per lane
-
-// Exclusive prefix sum of value over the block's threads; sums: scratch, one per warp.
-__device__ __forceinline__ u64 scan(u64 value, u64* sums) {
-    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    u64 total = value;
-    for (int step = 1; step < 32; step *= 2) {
-        const u64 other = __shfl_up_sync(~0u, total, step);
-        if (lane >= step) total += other;
-    }
-    if (lane == 31) sums[warp] = total;
-    __syncthreads();
-    if (warp == 0) {
-        u64 sum = lane < WARPS ? sums[lane] : 0;
-        for (int step = 1; step < 32; step *= 2) {
-            const u64 other = __shfl_up_sync(~0u, sum, step);
-            if (lane >= step) sum += other;
-        }
-        sums[lane] = sum;
-    }
-    __syncthreads();
-    return total - value + (warp ? sums[warp - 1] : 0);
-}
 
 // Rank of each lane's pair among the warp's pairs of the same expert; counts[e] grows by them. All lanes take
 // part. It votes on each bit of the expert's index, which is faster than match.any.
@@ -141,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     }
     // rows in the low half, tiles in the high one
     const int parts = (rows + tile_rows - 1) / tile_rows;
-    const u64 start = scan(static_cast<u64>(parts) << 32 | static_cast<u32>(rows), sums);
+    const u64 start = scan(static_cast<u64>(parts) << 32 | static_cast<u32>(rows), sums, WARPS);
     const int offset = static_cast<int>(start), tile = static_cast<int>(start >> 32);
     if (thread < E) base[thread] = offset + before;
     arrive_in_cluster();       // this block has read the counts of the other blocks

@@ -21,7 +21,7 @@ LEAST = 512
 
 TILE = 16
 SPEC = spec.Spec.of("common/decode_units", HOPPER.name)
-SHARED_MEMORY = 8 * MOST + 4 * MOST // 32 + 16
+SHARED_MEMORY = 8 * MOST + 8 * MOST // 32
 
 
 LONG = 4096
