@@ -4,8 +4,8 @@
 
 #include "common/element.cuh"
 
-// Sum of value over the threads before this one, of a block of `warps` warps; sums: scratch, one per lane. After it,
-// sums[warps - 1] is the sum over all.
+// Sum of value over the threads before this one, of a block of `warps` warps; sums: scratch, one per lane.
+// After it, sums[warps - 1] is the sum over all.
 __device__ __forceinline__ u64 scan(u64 value, u64* sums, int warps) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     u64 total = value;
