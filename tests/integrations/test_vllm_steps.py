@@ -104,7 +104,7 @@ def test_padding_of_a_decode_step_writes_nothing(paged: Any, whole: Any) -> None
 
 
 def test_padding_of_any_step_runs_no_expert(paged: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs of a model's parts hold no metadata, so what they read has one address. Before the first step all count."""
+    """What graphs read has one address, since they hold no metadata. Before the first step all tokens count."""
     model = paged.model.model
     counts, served = [], type(held(model.layers[0].mlp.experts).quant_method._served)
     call = served.__call__

@@ -160,12 +160,7 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
         return self.adds is not None and self._direct and self._served is not None
 
     def add(
-        self,
-        layer: Any,
-        x: torch.Tensor,
-        topk_weights: torch.Tensor,
-        topk_ids: torch.Tensor,
-        out: torch.Tensor,
+        self, layer: Any, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor, out: torch.Tensor
     ) -> None:
         """The experts of x [T, H], added to out [T, H], or written to it."""
         assert self._served is not None and self.adds is not None

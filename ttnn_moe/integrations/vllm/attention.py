@@ -173,7 +173,8 @@ class Impl(FlashAttentionImpl):
 
     Attributes:
         q_norm, k_norm: vLLM's norms of query and key heads; the model sets them.
-        true_tokens: [] int32 on the device, tokens of a step that are no padding; the model's, which the builder writes.
+        true_tokens: [] int32 on the device, tokens of a step that are no padding: the model's, which the builder
+            writes.
     """
 
     q_norm: Any
