@@ -20,7 +20,7 @@ from ttnn_moe.kv import paged
 from ttnn_moe.kv.bucketed import allocation
 from ttnn_moe.kv.step import PrefillStep
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, generate, load_model
-from ttnn_moe.models.qwen3.runtime import decode_graphs, graphs
+from ttnn_moe.models.qwen3.runtime import decode_graphs, graphs, prefill_graphs
 from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.graphs import Again, DeviceGraphs, NpuGraphs
 from ttnn_moe.models.qwen3.runtime.scheduler import Chunk, Scheduler
@@ -47,6 +47,28 @@ def whole_step(forward: Any) -> Any:
         return forward(model, ids, cache, step)
 
     return checked
+
+
+@pytest.mark.parametrize(
+    ("chunk", "alone", "together"),
+    [
+        (Chunk(60, 1000), [1024, 768, 512, 256, 128, 64], [64]),
+        (Chunk(200, 300), [512, 256, 128, 64], [256, 128, 64]),
+        (Chunk(300, 300), [512, 256, 128, 64], [512, 256, 128, 64]),
+    ],
+    ids=str,
+)
+def test_large_steps_of_prompts_have_no_rows_that_decode(
+    chunk: Chunk, alone: list[int], together: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the scheduler makes them: more tokens of one prompt while nobody decodes."""
+    made, found = engine(4, 256), list[prefill_graphs.PrefillGraphs]()
+    monkeypatch.setattr(prefill_graphs.PrefillGraphs, "capture", lambda self, n, mixed: found.append(self))
+    monkeypatch.setattr(made.cache, "why_not_captured_prompts", lambda: None)
+    CapturedRunner(made.model, made.cache, chunk.most, Again(), chunk.alone).capture(None)
+    kinds = found[0].kinds
+    assert [n for n, mixed in kinds if not mixed] == alone and [n for n, mixed in kinds if mixed] == together
+    assert len(found) == len(kinds), "each is captured once"
 
 
 @pytest.mark.parametrize("kv", ["paged", "bucketed"])

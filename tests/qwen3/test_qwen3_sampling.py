@@ -359,9 +359,9 @@ def test_requests_added_meanwhile_run_beside_a_generation(model: Qwen3Moe) -> No
 
 
 def test_steps_of_a_prefill() -> None:
-    """The next size, unless more tokens would count for nothing than the first layer costs."""
+    """The next size."""
     sizes = sizes_to(4096)
-    assert sizes == [64, 128, 256, 512, 768, 1024, 1536, 2048, 3072, 4096]
-    assert [size_for(T, sizes) for T in (1, 64, 65, 1025, 2048)] == [64, 64, 128, 1536, 2048]
-    assert [size_for(T, sizes) for T in (2049, 2816, 3072, 3839, 3840, 4097)] == [None, 3072, 3072, None, 4096, None]
-    assert sizes_to(64) == [64] and size_for(65, [64]) is None
+    assert sizes == [64, 128, 256, *range(512, 4097, 256)]
+    assert [size_for(T, sizes) for T in (1, 64, 65, 1025, 2048)] == [64, 64, 128, 1280, 2048]
+    assert [size_for(T, sizes) for T in (2049, 2816, 3073, 4096, 4097)] == [2304, 2816, 3328, 4096, None]
+    assert sizes_to(64) == [64] and size_for(65, [64]) is None and sizes_to(1024) == [64, 128, 256, 512, 768, 1024]

@@ -20,6 +20,7 @@ from .prefill_graphs import PrefillGraphs
 from .requests import Request
 from .runner import EagerRunner, Pending, Prompts, Runner, draw, next_tokens, run_prefill
 from .sampling import NAN, marked
+from .scheduler import Chunk
 
 
 class CapturedRunner:
@@ -28,12 +29,16 @@ class CapturedRunner:
     Args:
         model, cache: what a graph can hold: see LanguageModel.why_not_captured and RowCache.why_not_captured.
         chunk: prompt tokens of a step, at most.
-        graphs: default: those of the model's device.
+        graphs: default: those of the model's device. alone: prompt tokens of a step while nobody decodes; default:
+            chunk.
     """
 
-    def __init__(self, model: LanguageModel, cache: RowCache, chunk: int, graphs: Graphs | None = None):
+    def __init__(
+        self, model: LanguageModel, cache: RowCache, chunk: int, graphs: Graphs | None = None, alone: int | None = None
+    ):
         self.graphs = graphs_for(model.device) if graphs is None else graphs
         self.ahead, self.model, self.cache, self._chunk = self.graphs.ahead, model, cache, chunk
+        self._alone = max(chunk, alone or chunk)
         self.steps = DecodeGraphs(model, cache, self.graphs)
         self.prompts: PrefillGraphs | None = None
         self._changes: Callable[[], int] = model.changes if isinstance(model, ChangesKernels) else lambda: 0
@@ -80,7 +85,9 @@ class CapturedRunner:
         if self.prompts is None and self.cache.why_not_captured_prompts() is None:
             # the row whose prompt runs does not decode
             decoding = self.steps.size if rows > 1 else 0
-            self.prompts = PrefillGraphs(self.model, self.cache, self.graphs, self._chunk + decoding, decoding)
+            together = self._chunk + decoding
+            most = max(self._alone, together)
+            self.prompts = PrefillGraphs(self.model, self.cache, self.graphs, most, decoding, together)
         if self.cache.moves:
             self.cache.begin([])  # the last step may have been one of prompts, whose tokens a capture overwrites
         early, work = self.graphs.early, list[Callable[[], object]]()
@@ -113,11 +120,12 @@ class CapturedRunner:
         return self._landings[0].begin()
 
 
-def runner_for(model: LanguageModel, cache: RowCache, chunk: int, graphs: bool | None) -> Runner:
+def runner_for(model: LanguageModel, cache: RowCache, chunk: Chunk, graphs: bool | None) -> Runner:
     """The runner of an engine; arguments and errors as Engine."""
     reason = cache.why_not_captured() or model.why_not_captured()
     if graphs and reason is not None:
         raise RequestError("no step of this model can be captured", got=reason, remedy="graphs=None")
     if graphs or (graphs is None and is_accelerator(model.device) and reason is None):
-        return CapturedRunner(model, cache, chunk, model.graphs() if isinstance(model, BringsGraphs) else None)
+        own = model.graphs() if isinstance(model, BringsGraphs) else None
+        return CapturedRunner(model, cache, chunk.most, own, chunk.alone)
     return EagerRunner(model, cache)

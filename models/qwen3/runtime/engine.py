@@ -114,7 +114,7 @@ class Engine:
             formats.check_budget(kv, kv_bits, limits.capacity, limits.page, model.config.max_position_embeddings)
         with on_host(), on(model.device):
             self.cache = run(model.new_cache, *sizes, kv, kv_bits) if cache is None else cache
-            self.runner = runner_for(model, self.cache, limits.prefill_chunk.most, graphs)
+            self.runner = runner_for(model, self.cache, limits.prefill_chunk, graphs)
         self.scheduler = Scheduler(self.runner, self.cache, limits.prefill_chunk)
         self.stats = Stats()
         self._lock = threading.RLock()
@@ -298,7 +298,7 @@ class Engine:
     def capture(self, progress: Progress | None = None) -> None:
         """Capture steps of every size now, instead of when first needed; without graphs, do nothing.
 
-        This also captures prefills of up to prefill_chunk tokens (4,096 at most). No later call does.
+        This also captures prefills of up to 4,096 tokens, as far as prefill_chunk allows. No later call does.
 
         Args:
             progress: called with graphs captured so far and graphs in all.

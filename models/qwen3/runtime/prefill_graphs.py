@@ -1,4 +1,4 @@
-"""Prefill steps of fixed size, as graphs: launching a short prompt's kernels takes longer than running them."""
+"""Prefill steps of fixed size, as graphs: launching a prompt's kernels may take longer than running them."""
 
 from __future__ import annotations
 
@@ -22,20 +22,19 @@ from .language_model import LanguageModel
 SMALLEST, LARGEST = 64, 4096
 """Tokens of steps."""
 
-MANY, SPARE = 2048, 256
-"""Above MANY tokens, the launch overhead is worth at most SPARE padding tokens."""
+STEP = 256
+"""Tokens from a size to the next, from 512 on: padding costs less than launching the kernels one by one."""
 
 
 def sizes_to(largest: int) -> list[int]:
-    """Tokens of steps up to a power of two: powers of two, and from 512 on also what lies half way between."""
-    powers = [SMALLEST << i for i in range(16) if SMALLEST << i <= largest]
-    return sorted((*powers, *(n // 4 * 3 for n in powers if n > 512)))
+    """Tokens of steps up to a power of two: powers of two up to 512, then each multiple of STEP."""
+    powers = [SMALLEST << i for i in range(16) if SMALLEST << i <= min(largest, 512)]
+    return [*powers, *range(512 + STEP, largest + 1, STEP)]
 
 
 def size_for(T: int, sizes: Sequence[int]) -> int | None:
-    """The step for T tokens; None: they do better without."""
-    n = next((n for n in sizes if n >= T), None)
-    return None if n is None or (T > MANY and n - T > SPARE) else n
+    """The step for T tokens; None: they are too many."""
+    return next((n for n in sizes if n >= T), None)
 
 
 class PrefillGraphs:
@@ -45,11 +44,18 @@ class PrefillGraphs:
         cache: where keys and values go.
         graphs: of the model's device.
         tokens: of a step, at most, and no more than the cache holds; default: that.
-        decoding: rows that decode meanwhile, at most; default: 0.
+        decoding: rows that decode meanwhile, at most; default: 0. together: tokens of a step with such rows, at most;
+            default: tokens.
     """
 
     def __init__(
-        self, model: LanguageModel, cache: RowCache, graphs: Graphs, tokens: int | None = None, decoding: int = 0
+        self,
+        model: LanguageModel,
+        cache: RowCache,
+        graphs: Graphs,
+        tokens: int | None = None,
+        decoding: int = 0,
+        together: int | None = None,
     ):
         self.model, self.cache, self.graphs, self.decoding = model, cache, graphs, decoding
         # the last layer and the head run for a token of each prompt, padding or not
@@ -57,6 +63,7 @@ class PrefillGraphs:
         held = cache.rows * cache.capacity
         largest = max(SMALLEST, min(LARGEST, power_of_2(min(tokens or held, held))))
         self.sizes = sizes_to(largest)
+        self._together = size_for(largest if together is None else min(together, largest), self.sizes) or largest
         cache.reserve(largest)
         self._plan_words: dict[int, int] = {}
         # all that a step is told, in one buffer, so that it takes one copy: see _parts
@@ -73,7 +80,10 @@ class PrefillGraphs:
     @property
     def kinds(self) -> list[tuple[int, bool]]:
         """What `capture` takes, the largest first: the others share its memory."""
-        return [(n, mixed) for n in reversed(self.sizes) for mixed in ((True, False) if self.decoding else (False,))]
+        mixed = self._together if self.decoding else 0
+        return [
+            (n, with_rows) for n in reversed(self.sizes) for with_rows in (True, False) if n <= mixed or not with_rows
+        ]
 
     def capture(self, n: int, mixed: bool) -> Captured:
         """Capture the step of n tokens, one of `sizes`; it writes nothing meanwhile. mixed: with rows that decode."""
