@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
 from .errors import ContractError
 from .visible import shown
@@ -40,8 +41,8 @@ def note_write(out: Tensor) -> None:
 
 
 def check_tensors(**values: object) -> None:
-    """Raise ContractError, naming the first of values that is no tensor, a nested one, or one spread over a device mesh
-    (DTensor)."""
+    """Raise ContractError, naming the first of values that is no tensor, a nested one, one spread over a device mesh
+    (DTensor), or one that only wraps others."""
     for name, value in values.items():
         if type(value) is Tensor and not value.is_nested:
             continue
@@ -61,3 +62,19 @@ def check_tensors(**values: object) -> None:
                 expected="a torch tensor of this process",
                 remedy="pass tensor.to_local(), or make the layer with ttnn_moe.parallel.ExpertParallel",
             )
+        if type(value) is not Parameter and not torch.compiler.is_compiling() and not _in_memory(value):
+            raise ContractError(
+                f"{name} is a tensor without memory of its own",
+                got=f"a {type(value).__name__}",
+                expected="a torch tensor whose elements lie in memory",
+                remedy="pass the tensor that it wraps, or tensor.dequantize()",
+            )
+
+
+def _in_memory(tensor: Tensor) -> bool:
+    """Whether a tensor has an address, as far as it should: tracers' tensors and those on meta have none."""
+    if type(tensor).__module__.startswith("torch._subclasses"):
+        return True
+    with torch._C.DisableTorchFunctionSubclass():  # a subclass may answer otherwise, or not at all
+        nowhere = tensor.device.type == "meta" or tensor.layout is not torch.strided or not tensor.numel()
+        return nowhere or tensor.data_ptr() != 0
