@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
 from .errors import ContractError
 from .visible import shown
@@ -62,7 +61,7 @@ def check_tensors(**values: object) -> None:
                 expected="a torch tensor of this process",
                 remedy="pass tensor.to_local(), or make the layer with ttnn_moe.parallel.ExpertParallel",
             )
-        if type(value) is not Parameter and not torch.compiler.is_compiling() and not _in_memory(value):
+        if not torch.compiler.is_compiling() and not _in_memory(value):
             raise ContractError(
                 f"{name} is a tensor without memory of its own",
                 got=f"a {type(value).__name__}",

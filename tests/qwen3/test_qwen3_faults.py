@@ -225,7 +225,7 @@ def test_logits_of_nan_end_their_request(
     want = [alone(i, **options) for i in range(3)]
     engine, got = serving(), {}
     if graphs:
-        engine.runner = CapturedRunner(engine.model, engine.cache, 256, Again())
+        engine.runner = CapturedRunner(engine.model, engine.cache, Chunk(256, 256), Again())
         engine.scheduler = Scheduler(engine.runner, engine.cache, Chunk(256, 256))
     forward = Qwen3Moe.forward
 

@@ -34,7 +34,7 @@ def on_a_gpu(test: Any) -> Any:
 def captured(kv: str, rows: int = 4) -> Engine:
     """An engine whose steps are "graphs" of the CPU."""
     made = engine(rows, 128, kv=kv)
-    made.runner = CapturedRunner(made.model, made.cache, 24, Again())
+    made.runner = CapturedRunner(made.model, made.cache, Chunk(24, 24), Again())
     made.scheduler = Scheduler(made.runner, made.cache, Chunk(24, 24))
     return made
 
@@ -65,7 +65,7 @@ def test_large_steps_of_prompts_have_no_rows_that_decode(
     made, found = engine(4, 256), list[prefill_graphs.PrefillGraphs]()
     monkeypatch.setattr(prefill_graphs.PrefillGraphs, "capture", lambda self, n, mixed: found.append(self))
     monkeypatch.setattr(made.cache, "why_not_captured_prompts", lambda: None)
-    CapturedRunner(made.model, made.cache, chunk.most, Again(), chunk.alone).capture(None)
+    CapturedRunner(made.model, made.cache, chunk, Again()).capture(None)
     kinds = found[0].kinds
     assert [n for n, mixed in kinds if not mixed] == alone and [n for n, mixed in kinds if mixed] == together
     assert len(found) == len(kinds), "each is captured once"

@@ -59,7 +59,7 @@ def capture_of_sums_fails(ranks: Ranks, where: str) -> tuple[str, list[int]]:
     model = load_shared(TINY, ranks, "tensor", dtype=FP32)
     engine = Engine(model, rows=2, capacity=64)
     graphs = model.graphs() if isinstance(model, BringsGraphs) else Again()
-    engine.runner = CapturedRunner(model, engine.cache, 24, graphs)
+    engine.runner = CapturedRunner(model, engine.cache, Chunk(24, 24), graphs)
     engine.scheduler = Scheduler(engine.runner, engine.cache, Chunk(24, 24))
     if ranks.rank == 0 and where == "a sum":
         fails_once(model.layers[1].attention, "forward")
@@ -119,7 +119,7 @@ def engine_of(model: Any, graphs: bool) -> Engine:
     if graphs:
         own = TurnGraphs.__new__(TurnGraphs)
         own._model = model
-        engine.runner = CapturedRunner(model, engine.cache, 24, own)
+        engine.runner = CapturedRunner(model, engine.cache, Chunk(24, 24), own)
         engine.scheduler = Scheduler(engine.runner, engine.cache, Chunk(24, 24))
     return engine
 

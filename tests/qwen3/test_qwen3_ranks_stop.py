@@ -56,7 +56,7 @@ def capture_fails(ranks: Ranks) -> list[int]:
         graphs = TurnGraphs.__new__(TurnGraphs)
         graphs._model = model
         engine = Engine(model, rows=2, capacity=64)
-        engine.runner = CapturedRunner(model, engine.cache, 24, graphs)
+        engine.runner = CapturedRunner(model, engine.cache, Chunk(24, 24), graphs)
         engine.scheduler = Scheduler(engine.runner, engine.cache, Chunk(24, 24))
         with pytest.raises(MemoryError, match="no graph"):
             engine.capture()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.graphs import Again, Captured
+from ttnn_moe.models.qwen3.runtime.scheduler import Chunk
 
 
 class Late(Again):
@@ -50,7 +51,7 @@ def test_every_size_is_captured_before_rows_come() -> None:
     cache = SimpleNamespace(rows=3, capacity=8, spare=0, moves=False, divided=lambda step: step)
     cache.why_not_captured_prompts, cache.replay_inputs = lambda: "not here", lambda n: None
     model, graphs, seen = Next(), Late(), list[tuple[int, int]]()
-    runner: Any = CapturedRunner(model, cache, 8, graphs)  # type: ignore[arg-type]
+    runner: Any = CapturedRunner(model, cache, Chunk(8, 8), graphs)  # type: ignore[arg-type]
     runner.capture(lambda done, total: seen.append((done, total)))
     assert graphs.begun == [4, 2, 1] and graphs.made == 3
     assert seen == [(0, 3), (1, 3), (2, 3), (3, 3)]

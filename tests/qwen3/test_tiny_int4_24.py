@@ -157,7 +157,7 @@ def test_captured_steps_do_not_run_with_scales_that_their_kernels_do_not_take(ch
 
     def new_engine() -> Engine:
         made = Engine(network, 2, 64)
-        made.runner = CapturedRunner(network, made.cache, 24, Again())
+        made.runner = CapturedRunner(network, made.cache, Chunk(24, 24), Again())
         made.scheduler = Scheduler(made.runner, made.cache, Chunk(24, 24))
         return made
 

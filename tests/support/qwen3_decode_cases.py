@@ -23,6 +23,7 @@ from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.prefill_graphs import PrefillGraphs
 from ttnn_moe.models.qwen3.runtime.requests import Request, make_requests
 from ttnn_moe.models.qwen3.runtime.runner import Pending, Prompts
+from ttnn_moe.models.qwen3.runtime.scheduler import Chunk
 from ttnn_moe.models.qwen3.tiny import tasks
 from ttnn_moe.sizes import power_of_2
 
@@ -69,7 +70,7 @@ def test_logits_of_every_step(name: str, tmp_path: Path) -> None:
     ours, theirs = both(make(tmp_path, **{**SIZES, **CONFIGS[name]}))
     texts = prompts([1, 17, 5], VOCAB)
     requests = make_requests(ours.config, texts, max_new_tokens=8)
-    runner = CapturedRunner(ours, ours.new_cache(4, 32), 10)
+    runner = CapturedRunner(ours, ours.new_cache(4, 32), Chunk(10, 10))
     for row, request in enumerate(requests):
         request.row = row
         runner.cache.open(row, request.tokens)

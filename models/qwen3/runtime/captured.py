@@ -28,17 +28,13 @@ class CapturedRunner:
 
     Args:
         model, cache: what a graph can hold: see LanguageModel.why_not_captured and RowCache.why_not_captured.
-        chunk: prompt tokens of a step, at most.
-        graphs: default: those of the model's device. alone: prompt tokens of a step while nobody decodes; default:
-            chunk.
+        chunk: prompt tokens of a step.
+        graphs: default: those of the model's device.
     """
 
-    def __init__(
-        self, model: LanguageModel, cache: RowCache, chunk: int, graphs: Graphs | None = None, alone: int | None = None
-    ):
+    def __init__(self, model: LanguageModel, cache: RowCache, chunk: Chunk, graphs: Graphs | None = None):
         self.graphs = graphs_for(model.device) if graphs is None else graphs
         self.ahead, self.model, self.cache, self._chunk = self.graphs.ahead, model, cache, chunk
-        self._alone = max(chunk, alone or chunk)
         self.steps = DecodeGraphs(model, cache, self.graphs)
         self.prompts: PrefillGraphs | None = None
         self._changes: Callable[[], int] = model.changes if isinstance(model, ChangesKernels) else lambda: 0
@@ -85,8 +81,8 @@ class CapturedRunner:
         if self.prompts is None and self.cache.why_not_captured_prompts() is None:
             # the row whose prompt runs does not decode
             decoding = self.steps.size if rows > 1 else 0
-            together = self._chunk + decoding
-            most = max(self._alone, together)
+            together = self._chunk.most + decoding
+            most = max(self._chunk.alone, together)
             self.prompts = PrefillGraphs(self.model, self.cache, self.graphs, most, decoding, together)
         if self.cache.moves:
             self.cache.begin([])  # the last step may have been one of prompts, whose tokens a capture overwrites
@@ -126,6 +122,5 @@ def runner_for(model: LanguageModel, cache: RowCache, chunk: Chunk, graphs: bool
     if graphs and reason is not None:
         raise RequestError("no step of this model can be captured", got=reason, remedy="graphs=None")
     if graphs or (graphs is None and is_accelerator(model.device) and reason is None):
-        own = model.graphs() if isinstance(model, BringsGraphs) else None
-        return CapturedRunner(model, cache, chunk.most, own, chunk.alone)
+        return CapturedRunner(model, cache, chunk, model.graphs() if isinstance(model, BringsGraphs) else None)
     return EagerRunner(model, cache)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from array import array
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -63,7 +64,7 @@ class PrefillGraphs:
         held = cache.rows * cache.capacity
         largest = max(SMALLEST, min(LARGEST, power_of_2(min(tokens or held, held))))
         self.sizes = sizes_to(largest)
-        self._together = size_for(largest if together is None else min(together, largest), self.sizes) or largest
+        self._together = self.sizes[bisect_left(self.sizes, min(together or largest, largest))]
         cache.reserve(largest)
         self._plan_words: dict[int, int] = {}
         # all that a step is told, in one buffer, so that it takes one copy: see _parts

@@ -115,6 +115,10 @@ class Builder(FlashAttentionMetadataBuilder):
         self.own_prompts = own_prompts(device, kv_cache_spec.dtype, self.headdim, self.block_size)
         most, kv_heads = min(vllm_config.scheduler_config.max_num_seqs, decode_units.MOST), self.num_heads_kv
         self.turns = torch.empty(max(TURNS, most * kv_heads), dtype=torch.int32, device=device)
+        # what the experts read: graphs of a model's parts hold no metadata
+        layers = vllm_config.compilation_config.static_forward_context
+        impl = getattr(layers.get(layer_names[0]), "impl", None)
+        self.true_tokens: Tensor | None = getattr(impl, "true_tokens", None)
         # of any step: graphs keep its address
         self.units: Tensor | None = None
         if decode_units.serves(most, kv_heads, vllm_config.model_config.max_model_len, device):
@@ -136,7 +140,8 @@ class Builder(FlashAttentionMetadataBuilder):
         # zeroed at each step, since sleep mode forgets what is here
         turns = self.turns.zero_()
         step = Metadata(**known, decode=decode, turns=turns, rows=rows, at=at, count=common.query_start_loc[-1])
-        self._count(common)
+        if self.true_tokens is not None:
+            self.true_tokens.copy_(common.query_start_loc[-1])
         if own and not decode:
             self._plan(step, common)
         at, count = (step.at, step.count) if decode else (step.alone_at, step.alone_count)
@@ -144,13 +149,6 @@ class Builder(FlashAttentionMetadataBuilder):
             capacity = common.block_table_tensor.shape[1] * self.block_size
             step.units = units_of(at, count, capacity, self.num_heads_kv, self.units)
         return step
-
-    def _count(self, common: Any) -> None:
-        """Tell the experts how many tokens of a step are no padding: graphs of a model's parts hold no metadata."""
-        layers = self.vllm_config.compilation_config.static_forward_context
-        true_tokens = getattr(getattr(layers.get(self.layer_names[0]), "impl", None), "true_tokens", None)
-        if true_tokens is not None:
-            true_tokens.copy_(common.query_start_loc[-1])
 
     def _plan(self, step: Metadata, common: Any) -> None:
         """Divide a step with prompts between the two kernels."""
