@@ -102,7 +102,7 @@ test-ascend-triton: $(TRITON_ASCEND)/.installed $(ASCEND_IR)/.installed | $(VENV
 test-vllm: $(VLLM)/.installed
 	PYTHONPATH="$(CURDIR):$(CURDIR)/tests/support" TTNN_MOE_VLLM_SOURCES="$(CURDIR)/$(VLLM)/sources" OMP_NUM_THREADS=1 \
 	    VLLM_NO_USAGE_STATS=1 $(VLLM)/bin/python -m pytest -n 0 -rs tests/integrations/test_vllm.py \
-	    $(addprefix tests/integrations/test_vllm_,arranged.py gpt_oss.py model.py quantised.py refused.py steps.py whole.py) $(ARGS)
+	    $(addprefix tests/integrations/test_vllm_,arranged.py gpt_oss.py model.py quantised.py refused.py router.py steps.py whole.py) $(ARGS)
 
 # Ten minutes of random load on the engine; CI runs some seconds of it as a test.
 soak: $(VENV)/.installed-dev

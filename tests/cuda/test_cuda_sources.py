@@ -142,7 +142,8 @@ MODEL = [
         if (of := decode_linear.plan(T, N, K, H200.multiprocessors)) is not None
     ),
     *(
-        Use(clustered.spec_of(dtype, H, E, K, K == 8, groups), clustered.shared_memory(E, groups))
+        Use(clustered.spec_of(dtype, H, E, K, K == 8, groups, norm), clustered.shared_memory(E, groups))
+        for norm in (True, False)
         for dtype, H, E, K, groups in (
             (torch.bfloat16, 2048, 128, 8, 1),
             (torch.bfloat16, 2048, 128, 8, 2),

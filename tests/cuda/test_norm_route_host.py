@@ -79,6 +79,22 @@ def _check(
     assert float((normed.double() - want).norm() / want.norm()) < (4e-3 if x.dtype == torch.bfloat16 else 5e-4)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize(("T", "E"), [(5, 256), (107, 128)])
+def test_without_a_norm(T: int, E: int, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = HostKernels(tmp_path)
+    host.use(monkeypatch)
+    clustered._launch.cache_clear()
+    x, _, weight = _tensors(T, 512, E, dtype)
+    ids, weights, same = clustered.launch(x, None, EPS, weight, 8, True)
+    assert host.sound and same is x
+    logits = x.double() @ weight.double().T
+    best = logits.sort(dim=1, descending=True, stable=True).indices[:, :8]
+    assert torch.equal(ids.long(), best)
+    of = torch.softmax(logits, 1).gather(1, best)
+    assert float((weights - of / of.sum(1, keepdim=True)).abs().max()) < 1e-5
+
+
 def test_ties_and_what_is_no_number(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As `route` chooses: the lowest of equal experts; NaN is the largest, and makes the weights NaN."""
     HostKernels(tmp_path).use(monkeypatch)

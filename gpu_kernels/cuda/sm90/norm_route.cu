@@ -5,12 +5,13 @@
 // | argument | shape  | dtype      |                                                                        |
 // |----------|--------|------------|------------------------------------------------------------------------|
 // | x        | [T, H] | bf16, fp16 | row-major, 16 bytes                                                    |
-// | norm     | [H]    | as x       | of RMSNorm; 16 bytes                                                   |
+// | norm     | [H]    | as x       | of RMSNorm; 16 bytes; NORM 0: not read                                 |
 // | weight   | [E, H] | as x       | row-major, 16 bytes                                                    |
-// | normed   | [T, H] | as x       | out; row-major, 16 bytes; rounded once                                 |
+// | normed   | [T, H] | as x       | out; row-major, 16 bytes; rounded once; NORM 0: not written            |
 // | ids      | [T, K] | int32      | out; descending logit, of equal ones the lowest expert first; NaN counts as largest |
 // | weights  | [T, K] | fp32       | out; softmax over all E; RENORMALISE: divided by their sum             |
 //
+// NORM 0: x is normalised already; logits are x . weight[e].
 // H = 512 * SLICES, E = 128 * TILES. x * norm is rounded to the dtype of x; all else is fp32. NaN logits give
 // NaN weights, and ids in 0 .. E - 1.
 //
@@ -33,6 +34,9 @@
 #endif
 #ifndef RENORMALISE
 #define RENORMALISE 1
+#endif
+#ifndef NORM
+#define NORM 1
 #endif
 #define CLUSTER 8
 
@@ -161,7 +165,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 
     uint4 words[GROUPS][CHUNKS], gain[CHUNKS];
 #pragma unroll
-    for (int i = 0; i < CHUNKS; ++i) gain[i] = gains[4 * i];
+    for (int i = 0; i < CHUNKS; ++i) gain[i] = NORM ? gains[4 * i] : make_uint4(0, 0, 0, 0);
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
         const int token = t + 8 * group;
@@ -174,8 +178,8 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
         float sums[TILES][4] = {}, squares = 0.0f;
 #pragma unroll
         for (int i = 0; i < CHUNKS; ++i) {
-            squares = dot(words[group][i], words[group][i], squares);
-            const uint4 scaled = times(words[group][i], gain[i]);
+            if (NORM) squares = dot(words[group][i], words[group][i], squares);
+            const uint4 scaled = NORM ? times(words[group][i], gain[i]) : words[group][i];
 #pragma unroll
             for (int tile = 0; tile < TILES; ++tile) {
                 const uint4 low = rows[tile][0][i], high = rows[tile][1][i];
@@ -184,9 +188,11 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
                 multiply_add(sums[tile], odd, scaled.z, scaled.w);
             }
         }
-        squares += __shfl_xor_sync(~0u, squares, 1);
-        squares += __shfl_xor_sync(~0u, squares, 2);
-        if (c == 0) shared.squares[warp][8 * group + g] = squares;
+        if (NORM) {
+            squares += __shfl_xor_sync(~0u, squares, 1);
+            squares += __shfl_xor_sync(~0u, squares, 2);
+        }
+        if (NORM && c == 0) shared.squares[warp][8 * group + g] = squares;
 #pragma unroll
         for (int tile = 0; tile < TILES; ++tile)
 #pragma unroll
@@ -201,10 +207,10 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
 #pragma unroll
     for (int group = 0; group < GROUPS; ++group) {
         const int token = 8 * group + g;
-        float scale = 0.0f;
+        float total = 0.0f;
 #pragma unroll
-        for (int w = 0; w < WARPS; ++w) scale += shared.squares[w][token];
-        scale = rsqrtf(scale / H + eps);
+        for (int w = 0; NORM && w < WARPS; ++w) total += shared.squares[w][token];
+        const float scale = NORM ? rsqrtf(total / H + eps) : 1.0f;
 #pragma unroll
         for (int e = warp; e < OWN; e += WARPS) {
             float logit = 0.0f;
@@ -215,7 +221,7 @@ extern "C" __global__ void __launch_bounds__(32 * WARPS, 1)
             if (c == 0 && first + token < T)
                 send_one(shared_address(&shared.logits[group][rank * OWN + e]), g, full, logit * scale);
         }
-        if (g == rank && first + token < T) {
+        if (NORM && g == rank && first + token < T) {
             uint4* to =
                 reinterpret_cast<uint4*>(normed + static_cast<u64>(first + token) * H + first_channel);
 #pragma unroll

@@ -1,4 +1,7 @@
-"""Norm, logits and choice of experts on Hopper in one launch: gpu_kernels/cuda/sm90/norm_route.cu."""
+"""Norm, logits and choice of experts on Hopper in one launch: gpu_kernels/cuda/sm90/norm_route.cu.
+
+The norm may be left out: rows are normalised already then.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from torch import Tensor
 
 from ...sizes import ceil_div
 from ..arch import HOPPER, why_not_hopper, why_not_words
-from ..jit import load, spec
+from ..jit import load, pool, spec
 
 NAME = "CUDA C++ norm_route (sm_90a)"
 MAX_TOKENS = 160
@@ -25,9 +28,9 @@ CLUSTER, THREADS, TOKENS = 8, 512, 8  # blocks of a cluster; threads of a block;
 
 
 def why_not(
-    device: torch.device, x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
+    device: torch.device, x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, K: int, renormalise: bool
 ) -> str | None:
-    """Why the kernel does not route x [T, H] by weight [E, H]; None: it does."""
+    """Why the kernel does not route x [T, H] by weight [E, H]; None: it does. norm: as launch."""
     T, (E, H) = x.shape[0], weight.shape
     if not 0 < T <= MAX_TOKENS:
         return f"not 1 to {MAX_TOKENS} rows"
@@ -39,31 +42,31 @@ def why_not(
         return "H is no multiple of 512, E is neither 128 nor 256, or H * E is above 4096 * 128"
     if K > MAX_K:
         return "K is above 16"
-    return why_not_words(x.dtype, x, norm, weight) or why_not_hopper(device)
+    return why_not_words(x.dtype, x, weight if norm is None else norm, weight) or why_not_hopper(device)
 
 
 def launch(
-    x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
+    x: Tensor, norm: Tensor | None, eps: float, weight: Tensor, K: int, renormalise: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """ids and weights [T, K] of x [T, H], and x normalised."""
+    """ids and weights [T, K] of x [T, H], and x normalised. norm: [H]; None: x is normalised already."""
     (T, H), E = x.shape, weight.shape[0]
     ids, weights = x.new_empty(T, K, dtype=torch.int32), x.new_empty(T, K, dtype=torch.float32)
-    normed, device = torch.empty_like(x), x.device.index
+    normed, device = x if norm is None else torch.empty_like(x), x.device.index
     with torch.cuda.device(x.device):
-        _launch(x.dtype, H, E, K, renormalise, T, eps, device)(
+        _launch(x.dtype, H, E, K, renormalise, norm is not None, T, eps, device)(
             load.stream(device),
-            *(x.data_ptr(), norm.data_ptr(), weight.data_ptr()),
-            *(normed.data_ptr(), ids.data_ptr(), weights.data_ptr()),
+            *(x.data_ptr(), 0 if norm is None else norm.data_ptr(), weight.data_ptr()),
+            *(0 if norm is None else normed.data_ptr(), ids.data_ptr(), weights.data_ptr()),
         )
     return ids, weights, normed
 
 
 @lru_cache(maxsize=1024)
 def _launch(
-    dtype: torch.dtype, H: int, E: int, K: int, renormalise: bool, T: int, eps: float, device: int
+    dtype: torch.dtype, H: int, E: int, K: int, renormalise: bool, norm: bool, T: int, eps: float, device: int
 ) -> load.Launch:
     return load.Launch(
-        spec_of(dtype, H, E, K, renormalise, groups(T)),
+        spec_of(dtype, H, E, K, renormalise, groups(T), norm),
         device,
         (CLUSTER * ceil_div(T, TOKENS * groups(T)),),
         THREADS,
@@ -75,15 +78,29 @@ def _launch(
     )
 
 
+def compile_ahead(weight: Tensor, K: int, renormalise: bool) -> None:
+    """Compile the kernels without a norm that the store lacks. Nothing where none serves."""
+    (E, H), device = weight.shape, weight.device
+    pool.compile_missing(
+        spec_of(weight.dtype, H, E, K, renormalise, groups(T), norm=False)
+        for T in (1, MAX_TOKENS)
+        if why_not(device, weight.new_empty(T, H), None, 0.0, weight, K, renormalise) is None
+    )
+
+
 def groups(T: int) -> int:
     """Groups of eight tokens of a cluster."""
     return 1 if T <= MOST_SINGLE else 2
 
 
-def spec_of(dtype: torch.dtype, H: int, E: int, K: int, renormalise: bool, groups: int = 1) -> spec.Spec:
+def spec_of(
+    dtype: torch.dtype, H: int, E: int, K: int, renormalise: bool, groups: int = 1, norm: bool = True
+) -> spec.Spec:
     """The kernel of these sizes; groups: see `groups`."""
     fp16 = dtype == torch.float16
     sizes = {"SLICES": H // SLICE, "TILES": E // TILE, "TOP_K": K, "RENORMALISE": renormalise, "GROUPS": groups}
+    if not norm:
+        sizes["NORM"] = 0
     return spec.Spec.of("sm90/norm_route", HOPPER.name, FP16=fp16, **sizes)
 
 

@@ -16,7 +16,7 @@ from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import TopKWeig
 from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 
 from ...contract import Experts
-from . import gate, load, say
+from . import gate, load, router, say
 from .served import ServedLayer
 
 HOOK = "UnquantizedFusedMoEMethod"
@@ -110,6 +110,7 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
         self.true_tokens: torch.Tensor | None = None
         self._direct = moe.dp_size == 1 and not moe.moe_parallel_config.use_all2all_kernels
         config = get_current_vllm_config_or_none()
+        self._layers = router.layers_of(config)
         reason = gate.why_not(moe, None if config is None else config.parallel_config)
         self._may_serve = reason is None
         if reason is not None:
@@ -143,6 +144,8 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
         super().process_weights_after_loading(layer)
         if self._served is not None and first:
             self.moe_kernel.fused_experts.served = self._served
+            if self._direct and self.adds is None:
+                router.take(layer, self._layers)
 
     def _try(self, layer: Any) -> ServedLayer | None:
         weights = layer.w13_weight, layer.w2_weight

@@ -25,7 +25,7 @@ from ...errors import BackendUnavailable, CheckpointError, ContractError
 from ...formats import int4_24, mxfp4, mxfp4_boxes
 from ...formats.stored import METHOD, STORED, StoredFormat, StoredTensor, known
 from ...visible import shown
-from . import arranged, gate, load
+from . import arranged, gate, load, router
 from .served import ServedLayer
 
 HOLDER: Any = getattr(_layers, "FusedMoE", None) or getattr(_layers, "RoutedExperts", None)
@@ -114,7 +114,9 @@ class QuantisedMethod(FusedMoEMethodBase):
         self.format, self.prefix = fmt, prefix
         self._served: ServedLayer | None = None
         self._form: dict[str, bool] = {}
-        parallel = getattr(get_current_vllm_config_or_none(), "parallel_config", None)
+        config = get_current_vllm_config_or_none()
+        self._layers = router.layers_of(config)
+        parallel = getattr(config, "parallel_config", None)
         reason = gate.why_not(moe, parallel) or gate.why_not_exchanged(moe)
         if reason is not None:
             raise BackendUnavailable(f"{prefix}: these quantised experts cannot be served: {reason}")
@@ -197,6 +199,7 @@ class QuantisedMethod(FusedMoEMethodBase):
             if reason is not None:
                 raise BackendUnavailable(f"{self.prefix}: these quantised experts cannot be served: {reason}")
             self._served, self._form = served, form
+            router.take(layer, self._layers)
 
     def _processed(self, layer: Any, weights: tuple[Tensor, ...]) -> dict[str, bool]:
         """Check the scales, arrange bytes; what `experts_of` takes beside sizes and tensors.

@@ -176,6 +176,35 @@ GPT_OSS = Surface(
 """MXFP4 experts of gpt-oss, in vLLM's own parameters."""
 
 
+_ROUTER = f"{_MOE}.router"
+
+ROUTER = Surface(
+    "0.22.1 to 0.33.0",
+    exact={
+        (f"{_ROUTER}.fused_topk_router", "FusedTopKRouter._compute_routing"): (
+            "self",
+            "hidden_states",
+            "router_logits",
+            "indices_type",
+            "input_ids",
+        ),
+        (f"{_ROUTER}.gate_linear", "GateLinear.forward"): ("self", "x"),
+        ("vllm.model_executor.layers.linear", "ReplicatedLinear.forward"): ("self", "x"),
+    },
+    has={
+        (f"{_ROUTER}.fused_topk_router", "FusedTopKRouter.__init__"): (
+            "top_k",
+            "global_num_experts",
+            "scoring_func",
+            "renormalize",
+        ),
+        (f"{_MOE}.runner.moe_runner", "MoERunner.__init__"): ("gate", "router", "shared_expert_gate"),
+        (f"{_MOE}.runner.moe_runner", "MoERunner._forward_impl"): ("hidden_states", "router_logits"),
+        ("vllm.model_executor.layers.linear", "UnquantizedLinearMethod"): (),
+    },
+)
+"""Router and choice of experts of a layer that vLLM's runner routes."""
+
 _ATTENTION = "vllm.v1.attention"
 _FLASH = f"{_ATTENTION}.backends.flash_attn"
 _QWEN3 = "vllm.model_executor.models.qwen3_moe"
