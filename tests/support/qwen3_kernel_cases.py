@@ -19,7 +19,7 @@ from ttnn_moe import decoder
 from ttnn_moe.cuda.attention import head_norm_rope
 from ttnn_moe.cuda.attention.memory import Memory
 from ttnn_moe.cuda.linear import decode_linear, few_rows
-from ttnn_moe.cuda.router import sliced
+from ttnn_moe.cuda.router import clustered, sliced
 from ttnn_moe.kv import attention, torch_forms
 from ttnn_moe.kv.cache import HeadNorms
 
@@ -177,6 +177,28 @@ def test_the_router(seed: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     assert bool((best - kept <= slack).all())
     if GPU:
         again = decoder.norm_route(x, norm, 1e-6, weight, K, renormalise)
+        assert torch.equal(again[0], ids) and torch.equal(again[1], weights)
+
+
+@pytest.mark.skipif(not HOPPER, reason="no GPU runs code of compute capability 9.0 here")
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("seed", range(12))
+def test_the_router_without_a_norm(seed: int, dtype: torch.dtype) -> None:
+    """As vLLM's layers call it."""
+    rng = draw(seed)
+    (H, E), K = rng.choice([(2048, 128), (4096, 128), (2048, 256), (512, 128)]), rng.randint(1, 16)
+    T = rng.choice([1, 8, rng.randint(1, clustered.MOST_SINGLE), rng.randint(1, clustered.MAX_TOKENS)])
+    x, weight = tensor(T, H, dtype=dtype), tensor(E, H, dtype=dtype, scale=H**-0.5)
+    if clustered.why_not(x.device, x, None, 0.0, weight, K, True) is not None:
+        assert T > clustered.MOST_SINGLE
+        return
+    ids, weights, same = clustered.launch(x, None, 0.0, weight, K, True)
+    logits = x.double() @ weight.double().T
+    assert same is x and torch.equal(logits.gather(1, ids.long()), logits.topk(K).values)
+    want = logits.softmax(-1).gather(1, ids.long())
+    assert float((weights - want / want.sum(1, keepdim=True)).abs().max()) < 1e-6
+    for _ in range(10):
+        again = clustered.launch(x, None, 0.0, weight, K, True)
         assert torch.equal(again[0], ids) and torch.equal(again[1], weights)
 
 
