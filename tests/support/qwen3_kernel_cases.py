@@ -194,7 +194,8 @@ def test_the_router_without_a_norm(seed: int, dtype: torch.dtype) -> None:
         return
     ids, weights, same = clustered.launch(x, None, 0.0, weight, K, True)
     logits = x.double() @ weight.double().T
-    assert same is x and torch.equal(logits.gather(1, ids.long()), logits.topk(K).values)
+    short = logits.topk(K).values - logits.gather(1, ids.long())
+    assert same is x and float(short.abs().max()) < 1e-5
     want = logits.softmax(-1).gather(1, ids.long())
     assert float((weights - want / want.sum(1, keepdim=True)).abs().max()) < 1e-6
     for _ in range(10):
