@@ -79,7 +79,11 @@ def sm80_layer() -> str:
     points = {point_of(draw): draw for draw in layer["draws"]}
     lines = table_head(["T", *map(point_name, points)])
     lines.append(table_row(["floor", *(microseconds(draw["floor_us"]) for draw in points.values())]))
-    names = {OURS: "sm80", "triton sm80": "our Triton kernels for sm_80", "vllm sm80": "vLLM 0.22.1 for sm_80"}
+    names = {
+        OURS: "sm80",
+        "triton sm80": "Triton kernels of this package for sm_80",
+        "vllm sm80": "vLLM 0.22.1 for sm_80",
+    }
     for name, shown in names.items():
         rows = timed(data, layer, name, "graph")
         lines.append(table_row([shown, *(cell(rows[point]) if point in rows else "" for point in points)]))

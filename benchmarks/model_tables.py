@@ -86,10 +86,10 @@ def qwen3_parallel(file: str = "qwen3_parallel.json") -> str:
 
 
 def vllm_serve(name: str = "vllm_serve.json") -> str:
-    """vLLM, with our experts, with our whole model, and our engine: throughput, steps, prefills, equal tokens."""
+    """vLLM, with the plug-in's experts and whole model, and this package's engine: throughput, steps, equal tokens."""
     data = results(name)
     rows: list[dict[str, Any]] = data["results"]
-    named = {"vllm": "vLLM", "experts": "`experts`", "model": "`model`", "ours": "our engine"}
+    named = {"vllm": "vLLM", "experts": "`experts`", "model": "`model`", "ours": "this package's engine"}
     kinds = [kind for kind in named if any(row["kind"] == kind for row in rows)]
     best = {kind: max((row for row in rows if row["kind"] == kind), key=lambda row: row["rows"]) for kind in kinds}
     lines = table_head(["", *(named[kind] for kind in kinds)])

@@ -130,7 +130,7 @@ def test_results_are_read_and_tabled(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert 'tokens"' not in file.read_text()
     monkeypatch.setattr(script("table_text"), "RESULTS", tmp_path)
     lines = tables.vllm_serve().splitlines()
-    assert lines[0] == "|  | vLLM | `model` | our engine |" and "| 6,000 | 7,654 | 6,000 |" in lines[2]
+    assert lines[0] == "|  | vLLM | `model` | this package's engine |" and "| 6,000 | 7,654 | 6,000 |" in lines[2]
     assert "| decode step, batch 1, ms | 2.50 | 2.50 | 2.50 |" in lines
     assert "| all tokens as vLLM's |  | 100.0% | 50.0% |" in lines
 

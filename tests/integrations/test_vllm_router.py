@@ -43,6 +43,7 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(clustered, "launch", launch)
     monkeypatch.setattr(clustered, "why_not", why_not)
+    monkeypatch.setattr(clustered, "MOST", (2 * MOST, MOST))
     monkeypatch.setattr(clustered, "compile_ahead", lambda *args: None)
     return found
 
@@ -66,7 +67,7 @@ def test_few_tokens_are_routed_in_one_launch(whole: Any, launches: list[int], tm
         found = logits(model, config, ids[:T], torch.arange(T))
         assert launches == taken
         torch.testing.assert_close(found, wanted[:T], rtol=1e-3, atol=1e-3)
-    assert [text for _, text in lines if "routes up to 160 tokens" in text]
+    assert [text for _, text in lines if "routes up to 16 tokens" in text]
 
 
 def test_the_weight_is_the_gates(whole: Any, launches: list[int], tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ NAME = "CUDA C++ norm_route (sm_90a)"
 MAX_TOKENS = 160
 MOST_SINGLE = 96
 """Tokens up to which a cluster takes one group of eight. Above, clusters take two, and do not come in two waves."""
+MOST = (MAX_TOKENS, MOST_SINGLE)
+"""Tokens up to which the kernel serves: the first of these that it takes, by H and E."""
 
 SLICE, TILE = 512, 128  # of H and of E
 MOST_SLICES = 8  # of the weight of all experts, as registers hold it
@@ -83,7 +85,7 @@ def compile_ahead(weight: Tensor, K: int, renormalise: bool) -> None:
     (E, H), device = weight.shape, weight.device
     pool.compile_missing(
         spec_of(weight.dtype, H, E, K, renormalise, groups(T), norm=False)
-        for T in (1, MAX_TOKENS)
+        for T in MOST
         if why_not(device, weight.new_empty(T, H), None, 0.0, weight, K, renormalise) is None
     )
 

@@ -36,7 +36,8 @@ def take(layer: Any, layers: Mapping[str, Any]) -> None:
         return
     gate, router = runner.gate, runner.router
     routing = OneLaunch(gate, router)
-    if not routing.serves(gate.weight.new_empty(1, gate.weight.shape[1])):
+    most = next((T for T in clustered.MOST if routing.serves(gate.weight.new_empty(T, gate.weight.shape[1]))), 0)
+    if not most:
         return
     try:
         clustered.compile_ahead(gate.weight, router.top_k, router.renormalize)
@@ -44,7 +45,7 @@ def take(layer: Any, layers: Mapping[str, Any]) -> None:
         say.warning(f"routers of MoE layers stay with vLLM: {error}")
         return
     gate.forward, router._compute_routing = routing.gate, routing.route
-    say.info(f"routes up to {clustered.MAX_TOKENS} tokens of a step by {clustered.NAME}")
+    say.info(f"routes up to {most} tokens of a step by {clustered.NAME}")
 
 
 def _plain(runner: Any) -> bool:
