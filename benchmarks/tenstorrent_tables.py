@@ -105,7 +105,9 @@ def choice() -> str:
     """Which formats and experts for which aim, by batch; a head of 4 bits costs too much of the correlation."""
     rows = [row for row in results("tenstorrent_cost.json")["steps"]["rows"] if "head=bfloat4_b" not in row["weights"]]
     aims: dict[str, Callable[[dict[str, Any]], Any]] = {
-        "least loss of quality": lambda row: row["weights"].count("bfloat4_b") or row["weights"] == "bfloat16",
+        "least loss of quality in block formats": lambda row: (
+            row["weights"].count("bfloat4_b") or row["weights"] == "bfloat16"
+        ),
         "least time by estimate": lambda row: row["ms"]["0.65"],
         "fewest bytes": lambda row: row["total"],
     }

@@ -44,8 +44,9 @@ def moe(
         hidden: [T, H] bf16, fp16 or fp32; a non-contiguous one is copied.
         routing: Routing.from_topk(topk_ids [T, K], topk_weights [T, K], E).
         experts: Experts.dense(gate_up [E, 2I, H], down [E, H, I]), or another format.
-        out: [T, H] in the dtype of hidden or fp32, to write to; it shares no memory with what the call reads.
-            Allocated when absent.
+        out: contiguous [T, H] in the dtype of hidden or fp32, to write to; it shares no memory with what the call
+            reads. Rows past routing.num_tokens are not written. When absent, it is allocated in the dtype of hidden,
+            and these rows are undefined.
         accumulate: add to out instead of overwriting it.
         backend: a name in registry.backends(), or "auto".
         ids: "any", or "distinct": the caller promises that each row of topk_ids names K different experts of
@@ -71,9 +72,10 @@ def prepare(
 ) -> Prepared:
     """Make one layer ready for calls of up to problem.T tokens: op(hidden, topk_ids, topk_weights) -> out.
 
-    It owns workspace, compiled kernels and peer buffers; a call allocates nothing but its output. ids in calls are
-    global expert ids. With a placement of D > 1 devices and no rank, one process drives the mesh: experts are those of
-    all devices. With a rank, experts are the E/D of that rank, and the result is its partial sum.
+    It owns workspace, compiled kernels and peer buffers. A call allocates its output, in problem.out_dtype, and what
+    the backend's operators allocate. ids in calls are global expert ids. With a placement of D > 1 devices and no rank,
+    one process drives the mesh: experts are those of all devices. With a rank, experts are the E/D of that rank, and
+    the result is its partial sum.
 
     Threads may share a layer. On a CPU their calls take turns. On a GPU each stream has workspace of its own, made at
     its first call, which layers of one problem share; a captured graph keeps that of the stream that captured it.
@@ -159,7 +161,7 @@ def described(problem: Problem, experts: Experts, placement: Placement | None) -
 def gate_projection(
     hidden: Tensor, routing: Routing, experts: Experts, *, row_align: int = 1, backend: str = "auto"
 ) -> Tensor:
-    """Gate projection alone: x Wg of each token-expert pair, [capacity, I] in the dtype of hidden.
+    """Gate projection alone: x Wg of each token and each different expert of it, [capacity, I] in the dtype of hidden.
 
     Args:
         hidden: [T, H]. routing, experts: as for `moe`.
@@ -177,23 +179,28 @@ def gate_projection(
 def up_projection(
     hidden: Tensor, routing: Routing, experts: Experts, *, row_align: int = 1, backend: str = "auto"
 ) -> Tensor:
-    """Up projection alone: x Wu of each token-expert pair, [capacity, I]; arguments as for `gate_projection`."""
+    """Up projection alone: x Wu of each token and each different expert of it, [capacity, I]. As `gate_projection`."""
     return _step("up_projection", hidden, routing, experts, row_align, backend)
 
 
 def gate_up(hidden: Tensor, routing: Routing, experts: Experts, *, row_align: int = 1, backend: str = "auto") -> Tensor:
-    """Activations silu(x Wg) * (x Wu) of each token-expert pair, [capacity, I]; arguments as for `gate_projection`.
+    """Activations silu(x Wg) * (x Wu) of each token and each different expert of it, [capacity, I].
 
-    One kernel or call where the backend has one; `Numerics` says where it rounds.
+    Arguments are those of `gate_projection`. One kernel or call where the backend has one; `Numerics` says where it
+    rounds.
     """
     return _step("gate_up", hidden, routing, experts, row_align, backend)
 
 
 def silu_mul(gate: Tensor, up: Tensor, *, backend: str = "auto") -> Tensor:
-    """silu(gate) * up, computed in fp32 and rounded once to their dtype: [rows, I], as both arguments.
+    """silu(gate) * up, computed in fp32 and rounded once to their dtype: [rows, I].
+
+    Args:
+        gate, up: [rows, I], both bf16, fp16 or fp32, on one device.
 
     Raises:
-        ContractError: shapes, dtypes or devices that differ. BackendUnavailable: nothing can run it.
+        ContractError: another dtype or number of dimensions; shapes, dtypes or devices that differ.
+        BackendUnavailable: nothing can run it.
     """
     check_tensors(gate=gate, up=up)
     return _form_for(watcher((gate, up))).silu_mul(gate, up, backend)

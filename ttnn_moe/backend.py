@@ -95,6 +95,12 @@ class Prepared(ABC):
     ) -> Tensor:
         """hidden [T, H], topk_ids and topk_weights [T, K] with T <= problem.T -> out [T, H].
 
+        Args:
+            hidden: in problem.dtype. topk_ids: int32 or int64. topk_weights: fp32, bf16 or fp16.
+            out: contiguous, in problem.dtype or fp32, to write to; default: a new one in problem.out_dtype.
+            accumulate: add to out.
+            num_tokens: int32 [] or [1], read on the device; rows of out past it are not written.
+
         Raises:
             ContractError: arguments that do not fit; or autograd, a tracer or a transform would record the call.
         """

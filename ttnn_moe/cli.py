@@ -267,7 +267,11 @@ def _dtype(name: str, *able: str) -> torch.dtype:
 
 
 @app.command()
-def cache(clear: Annotated[bool, typer.Option("--clear", help="Remove every compiled kernel.")] = False) -> None:
+def cache(
+    clear: Annotated[
+        bool, typer.Option("--clear", help="Remove every compiled kernel, and what killed writers left.")
+    ] = False,
+) -> None:
     """Show the caches: folders, what they hold, and what killed writers left; or remove the compiled kernels."""
     from . import caches
 

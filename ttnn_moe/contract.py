@@ -234,3 +234,5 @@ def check_gate_and_up(gate: Tensor, up: Tensor) -> None:
             got=f"{tuple(gate.shape)} {gate.dtype} and {tuple(up.shape)} {up.dtype}",
             expected="both [rows, I], one dtype, one device",
         )
+    if gate.dtype not in HIDDEN_DTYPES:
+        raise ContractError("gate and up have an unsupported dtype", got=gate.dtype, expected=list(HIDDEN_DTYPES))

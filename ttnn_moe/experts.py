@@ -100,8 +100,9 @@ class Experts:
     def int4_24(cls, w13: Tensor, w2: Tensor, *, gate_up_order: str = "halves") -> Experts:
         """From 2:4-sparse int4 words, w13 [E, H/64, 2I, 2] and w2 [E, I/64, H, 2] int64, zero-copy.
 
-        gate_up_order: of the rows of w13. `ttnn_moe.formats.int4_24` says what a word holds;
-        `ttnn_moe.formats.quantise_int4_24` makes the words. All scales are read once, here.
+        gate_up_order: of the rows of w13. The module `ttnn_moe.formats.int4_24` says what a word holds;
+        `quantise_experts` of the module `ttnn_moe.formats.quantise_int4_24` makes the words. All scales are read
+        once, here.
 
         Raises:
             ContractError: shapes, dtypes, devices or strides that do not fit; a NaN or infinite scale, which it names.
@@ -142,7 +143,7 @@ class Experts:
             activation: "silu", or gpt-oss's "clamped_swiglu". `ttnn_moe.activations` defines both.
             gate_up_order: of the rows 2I, in weights, scales and bias. gpt-oss has "interleaved".
 
-        `ttnn_moe.formats.mxfp4` says what a byte holds;
+        The module `ttnn_moe.formats.mxfp4` says what a byte holds; `quantise_experts` of the module
         `ttnn_moe.formats.quantise_mxfp4` makes the bytes. All scales are read once, here.
 
         Raises:
@@ -227,6 +228,8 @@ class Experts:
 
     def dequantize(self, e: int) -> tuple[Tensor, Tensor]:
         """Logical weights of expert e: gate_up [2I, H] (gate rows first) and down [H, I].
+
+        Dense weights keep their dtype; other formats give fp32.
 
         Raises:
             ContractError: no such expert.

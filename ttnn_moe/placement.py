@@ -61,7 +61,11 @@ class Placement:
 
     @classmethod
     def uniform(cls, E: int, D: int = 1, rank: int | None = None) -> Placement:
-        """Device d holds experts d*E/D .. (d+1)*E/D - 1. E must be divisible by D."""
+        """Device d holds experts d*E/D .. (d+1)*E/D - 1.
+
+        Raises:
+            ContractError: D does not divide E, or E, D or rank is out of range.
+        """
         check_even(E, D)
         if E > MOST:
             raise ContractError("E is out of range", got=shown(E), expected=f"at most {MOST}, which int32 numbers")

@@ -37,6 +37,9 @@ class Problem:
         D: devices that share the experts.
         activation, biased: of the Experts.
         fp16_scales: of the Experts, where the format is int4_24.
+
+    Raises:
+        ContractError: sizes, dtypes, names of formats or a D that no call can have.
     """
 
     T: int

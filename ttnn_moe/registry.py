@@ -127,7 +127,11 @@ def why(problem: Problem, name: str = AUTO) -> Why:
     """What runs a problem here, and for each other backend why it does not.
 
     Args:
-        problem, name: as in `choose`. Unlike there, a problem that nothing runs is an answer too.
+        problem: what would run.
+        name: a backend, or "auto": the one that TTNN_MOE_BACKEND names, else the first that can.
+
+    Returns:
+        `rows`, one a backend, and `chosen`, the backend or None: a problem that nothing runs is an answer, too.
 
     Raises:
         ContractError: no Problem, or name is no text. BackendUnavailable: no backend of that name.

@@ -48,7 +48,7 @@ def bench(
     backend: terminal.Backend = "auto",
     device: terminal.Device = None,
     mesh: terminal.Mesh = None,
-    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; or bf16, fp16, fp32.")] = None,
     seed: Annotated[int, typer.Option(help="Of the weights and the prompts.", min=0, max=2**63 - 1)] = 0,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write the figures to this file.")] = None,
 ) -> None:

@@ -174,10 +174,10 @@ def profile(
     model: Annotated[str, typer.Option(help="Qwen3-MoE checkpoint in Hugging Face format.")],
     batch: Annotated[int, typer.Option(help="Sequences that decode.", min=1, max=MOST)] = 1,
     prompt_len: Annotated[int, typer.Option(help="Prompt tokens of each.", min=1, max=MOST)] = 64,
-    steps: Annotated[int, typer.Option(help="Steps of a sample; there are five.", min=1, max=MOST)] = 16,
+    steps: Annotated[int, typer.Option(help="Decode steps in each of the five samples.", min=1, max=MOST)] = 16,
     backend: terminal.Backend = "auto",
     device: terminal.Device = None,
-    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32.")] = None,
+    dtype: Annotated[str | None, typer.Option(help="bfloat16, float16 or float32; or bf16, fp16, fp32.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")] = False,
 ) -> None:
     """Print the share of the experts in a decode step of a Qwen3-MoE checkpoint, and whether faster ones would pay."""

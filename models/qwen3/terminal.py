@@ -37,7 +37,7 @@ Device = Annotated[
     str | None, typer.Option(help="torch device, or emulator on tenstorrent; default: what suits the backend.")
 ]
 KV = Annotated[
-    str, typer.Option(help="KV cache: paged, in the model's dtype; bucketed, quantised; bfloat8_b, on tenstorrent.")
+    str, typer.Option(help="KV cache: paged (the model's dtype), bucketed (quantised), or bfloat8_b (on tenstorrent).")
 ]
 KVBits = Annotated[float | None, typer.Option(help="With --kv bucketed: average bits of a number.", show_default="4")]
 Weights = Annotated[
@@ -51,7 +51,8 @@ Weights = Annotated[
 ExpertsOn = Annotated[
     str | None,
     typer.Option(
-        help="On a mesh: experts placed on chips, split over all, or auto: what decode steps read.",
+        help="On a mesh: placed (whole experts on each chip), split (a part of every expert on each chip), or auto "
+        "(split where a decode step visits fewer than 2 experts a chip).",
         show_default="placed",
     ),
 ]

@@ -44,14 +44,14 @@ def late_work(ranks: Ranks, kind: type[Exception]) -> None:
 
 def test_what_a_rank_raises_after_another_stopped_names_that_one(tmp_path: Path) -> None:
     """It went on with unfinished results."""
-    late, stopped = by_ranks(late_work, 2, tmp_path, MemoryError, timeout=8.0)
+    late, stopped = by_ranks(late_work, 2, tmp_path, MemoryError)
     assert (stopped.kind, stopped.text) == ("ValueError", "of rank 1's own")
     assert (late.kind, late.peer) == ("RankStopped", 1) and "of rank 1's own" in late.text
 
 
 def test_what_a_rank_refuses_after_another_stopped_stays_its_own(tmp_path: Path) -> None:
     """All ranks get the same input, and each finds what is wrong with it."""
-    late, _ = by_ranks(late_work, 2, tmp_path, ContractError, timeout=8.0)
+    late, _ = by_ranks(late_work, 2, tmp_path, ContractError)
     assert late.kind == "ContractError"
 
 

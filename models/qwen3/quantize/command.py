@@ -29,8 +29,8 @@ def quantize(
     format: Annotated[
         str,
         typer.Option(
-            help=f"Of the experts: {', '.join(QUANTISED)}. int4_24 needs --calibrate: the bundled model answers 20% of "
-            "its sums right without, 92% with it, and 100% in mxfp4."
+            help=f"Of the experts: {', '.join(QUANTISED)}. Give int4_24 --calibrate: the bundled model answers 20% of "
+            "its sums right without it, 92% with it, and 100% in mxfp4."
         ),
     ] = QUANTISED[0],
     calibrate: Annotated[Path | None, typer.Option(help="Text to fit the experts to: UTF-8.")] = None,
