@@ -219,11 +219,12 @@ def why(
     """Show what runs a layer's sizes on this machine, with which kernels, and why nothing else does. Needs no GPU."""
     from . import explain, registry
     from .bench.layer import Layer
+    from .cuda.device import interpreted
 
     if not operators:
         needs(context, "--operators", "heads", "kv_heads", "head_dim")
     kind, console = _dtype(dtype), Console()
-    here = registry.probe("cuda").available
+    here = registry.probe("cuda").available and not interpreted()
     where = explain.device_type(("cuda" if here else "cpu") if device is None else device)
     layer = Layer("layer", experts, topk, hidden, intermediate, kind, _format(format))
     problems = [layer.problem(T, where) for T in _tokens(tokens)]

@@ -120,6 +120,13 @@ def test_the_command_puts_equal_answers_together(gpu: None, monkeypatch: pytest.
     assert not lines
 
 
+def test_triton_that_interprets_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    said, title, _, *rows = _table(monkeypatch, "--tokens", "1", "--dtype", "fp16")
+    assert said == "tensors on cpu: no GPU is here" and title == "MoE layer, T=1"
+    assert any(row.split()[1] == "yes" for row in rows)
+
+
 def test_without_a_gpu_the_command_says_why_each_backend_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     if registry.probe("cuda").available:
         pytest.skip("a GPU is here")
