@@ -14,7 +14,7 @@ BANKED = ",layout=banked"
 STEP_PARTS = (
     ("attention, router", ("attention",)),
     ("experts", ("experts",)),
-    ("our operators' other", ("other",)),
+    ("the package's other operators", ("other",)),
     ("head, KV", ("head", "kv")),
 )
 
@@ -26,7 +26,8 @@ def host() -> str:
     for row in data["rows"]:
         before, after = row["before_us"], row["after_us"]
         pairs = [f"{before[name]:.0f} -> {after[name]:.1f}" for name in ("routing", "gate_up", "down", "layer")]
-        lines.append(table_row([f"{row['where'].split()[1]}, {row['what']}", row["T"], *pairs, f"{row['ratio']:.0f}"]))
+        way = f"{row['where'].split()[1]}, {row['what'].replace('ours', 'this package')}"
+        lines.append(table_row([way, row["T"], *pairs, f"{row['ratio']:.0f}"]))
     typed = data["typed_us"]
     apart = [f"{typed[name]:.1f}" for name in ("routing", "gate_up", "down", "layer")]
     lines.append(table_row(["typed operations, on their stand-in", 32, *apart, ""]))
