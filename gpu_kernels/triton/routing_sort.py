@@ -13,9 +13,10 @@ first.
 | offsets | [E+1] | int32, out | expert e owns sorted rows offsets[e] .. offsets[e+1] - 1 |
 | row_tokens | [T*K] | int32, out | token of each sorted row; rows past offsets[E] are not written |
 | inverse | [T, K] | int32, out | sorted row of each pair, -1 where it names no expert here |
-| tiles | [bound, 2] | int32, out | (expert, first row) of each tile of BLOCK_M rows; bound = ceil(T*K / BLOCK_M) + E |
+| tiles | [bound, 2] | int32, out | (expert, first row) of each tile of BLOCK_M rows |
 | num_tiles | [1] | int32, out | tiles in use |
 
+bound = min(ceil(P / BLOCK_M) + min(E, P), P), P = T*K.
 Grids: routing_count (chunks), routing_sort (E, chunks). Consumers: gate_up, grouped_matmul and combine.
 """
 

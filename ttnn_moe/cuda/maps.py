@@ -57,7 +57,7 @@ _KEPT: dict[int, tuple[weakref.ref[Tensor], tuple[object, ...], Any]] = {}
 def _kept(tensor: Tensor, kind: object, make: Callable[[], Any]) -> Any:
     name = id(tensor)
     # an optimizer, a load or a move may have put other memory under the same tensor
-    key = (tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.device, kind)
+    key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype, tensor.device, kind)
     found = _KEPT.get(name)
     if found is None or found[1] != key:
         found = _KEPT[name] = (weakref.ref(tensor, lambda _: _KEPT.pop(name, None)), key, make())

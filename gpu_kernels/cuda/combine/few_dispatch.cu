@@ -110,7 +110,6 @@ struct Warp {
 __device__ void Warp::send(u32 first_to, uint4 first_columns) const {
     if (blockIdx.x == 0 && warp == 0) {
         if (lane < R) {
-            store_relaxed_sys(node.ready(lane, rank()), shared.call + 1);
             store_relaxed_sys(tokens(lane, rank()), word(T));
         }
     }

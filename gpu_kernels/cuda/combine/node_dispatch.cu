@@ -21,13 +21,10 @@
 // Each part is 128 bytes aligned. The upper half of an announced word is the number of the call, from 1, so a
 // word needs no flag. It also says that the rank has used the rows of the call before.
 //
-// H is a multiple of 8 * CUTS. A warp moves a piece of a token. BULK: see bulk.cuh; else vectors.cuh. Blocks:
+// H is a multiple of 8. A warp moves a token. BULK: see bulk.cuh; else vectors.cuh. Blocks:
 // (SMs of a rank, ranks), all resident; threads: CHANNELS * 32. Dynamic shared memory: rows (BULK), then R *
 // ceil(T_max / 32) * 8 bytes.
 #define STAGES 1
-#ifndef CUTS
-#define CUTS 1  // pieces of a token
-#endif
 #include "common/element.cuh"
 
 struct Local {  // one rank of this launch
@@ -85,8 +82,7 @@ struct Warp {
     __device__ bool known(int e) const { return static_cast<u32>(e) < static_cast<u32>(node.g.call.E); }
 
     __device__ int first() const { return node.first(warp); }
-    // The n-th piece of all tokens.
-    __device__ void fetch(int n) { carrier.fetch(own.x + static_cast<u64>(n) * (H / CUTS)); }
+    __device__ void fetch(int t) { carrier.fetch(own.x + static_cast<u64>(t) * H); }
 
     __device__ Pair pair_of(int t, int k) const {
         if (t >= T || k >= K) return {-1, -1, 0.0f};
@@ -187,41 +183,37 @@ __device__ bool Warp::number(Found& found) const {
 
 // next: of this lane and the first token.
 __device__ void Warp::send(Pair next) {
-    const int r = lane < R ? lane : 0, pieces = T * CUTS;
+    const int r = lane < R ? lane : 0;
     int items = 0;
-    for (int n = first(), after; n < pieces; n = after) {
-        const u32 claim = node.claim(shared, pieces);
-        const int t = n / CUTS, piece = n % CUTS;
+    for (int t = first(), after; t < T; t = after) {
+        const u32 claim = node.claim(shared, T);
         const int at = r * segments + t / 32;
         const u32 word = bits[at], below = (1u << (t % 32)) - 1;
         const bool has = lane < R && word >> (t % 32) & 1;
         const u32 row = base[at] + __popc(word & below);
-        if (piece == 0 && lane < R)
-            own.where[static_cast<u64>(lane) * T_max + t] = has ? static_cast<int>(row) : -1;
+        if (lane < R) own.where[static_cast<u64>(lane) * T_max + t] = has ? static_cast<int>(row) : -1;
         const u32 targets = __ballot_sync(ALL, has);
         if (node.stalls(items++, SENDER)) return;
-        if (n != first()) {
+        if (t != first()) {
             if (!targets) {
                 after = node.claimed(claim);
-                next = pair_of(after / CUTS, lane);
+                next = pair_of(after, lane);
                 continue;
             }
             carrier.reuse<SEND_ROWS - 1>();
-            fetch(n);
+            fetch(t);
         }
         const Pair now = next;
         after = node.claimed(claim);
-        next = pair_of(after / CUTS, lane);
-        if (piece == 0) {
-            if (has) origins(lane)[row] = node.g.rank * T_max + t;
-            for (int k = lane; k < K; k += 32) {
-                const Pair pair = k == lane ? now : pair_of(t, k);
-                for (u32 todo = targets; todo; todo &= todo - 1) {
-                    const int s = __ffs(todo) - 1, to_bits = s * segments + t / 32;
-                    const u64 to = static_cast<u64>(base[to_bits] + __popc(bits[to_bits] & below)) * K + k;
-                    row_ids(s)[to] = pair.owner == s ? pair.index : -1;
-                    row_weights(s)[to] = pair.weight;
-                }
+        next = pair_of(after, lane);
+        if (has) origins(lane)[row] = node.g.rank * T_max + t;
+        for (int k = lane; k < K; k += 32) {
+            const Pair pair = k == lane ? now : pair_of(t, k);
+            for (u32 todo = targets; todo; todo &= todo - 1) {
+                const int s = __ffs(todo) - 1, to_bits = s * segments + t / 32;
+                const u64 to = static_cast<u64>(base[to_bits] + __popc(bits[to_bits] & below)) * K + k;
+                row_ids(s)[to] = pair.owner == s ? pair.index : -1;
+                row_weights(s)[to] = pair.weight;
             }
         }
         carrier.arrive();
@@ -229,8 +221,7 @@ __device__ void Warp::send(Pair next) {
         for (int i = 1; i <= R; ++i) {
             const int s = (node.g.rank + i) % R;  // each rank begins with another
             if (!(targets >> s & 1)) continue;
-            const u64 to = static_cast<u64>(__shfl_sync(ALL, row, s)) * CUTS + piece;
-            carrier.put(rows(s) + to * (H / CUTS) * 2);
+            carrier.put(rows(s) + static_cast<u64>(__shfl_sync(ALL, row, s)) * H * 2);
         }
         carrier.commit();
     }
@@ -248,14 +239,14 @@ extern "C" __global__ void __launch_bounds__(CHANNELS * 32, 1)
     Carrier carrier{};
 #if BULK
     __shared__ alignas(8) u64 barriers[CHANNELS * SEND_ROWS];
-    const u32 bytes = call.H / CUTS * 2;
+    const u32 bytes = call.H * 2;
     carrier = {shared_address(words) + warp * SEND_ROWS * bytes, shared_address(barriers + warp * SEND_ROWS),
                bytes, SEND_ROWS, 0};
     if (lane < SEND_ROWS) barrier_init(carrier.barriers + 8 * lane, 1);
     barrier_init_fence();
     words += CHANNELS * SEND_ROWS * bytes / 4;
 #else
-    carrier.vectors = call.H / CUTS / 8;
+    carrier.vectors = call.H / 8;
 #endif
     wait_for_predecessor();
     const int T = min(max(own.T[0], 0), call.T_max), segments = (call.T_max + 31) / 32;
@@ -271,8 +262,8 @@ extern "C" __global__ void __launch_bounds__(CHANNELS * 32, 1)
               call.T_max, segments, words,  words + R * segments, carrier};
     work.announce();
     // meanwhile
-    if (work.first() < T * CUTS) work.fetch(work.first());
-    const Pair pair = work.pair_of(work.first() / CUTS, lane);
+    if (work.first() < T) work.fetch(work.first());
+    const Pair pair = work.pair_of(work.first(), lane);
     if (work.number(found)) {
         work.send(pair);
         work.carrier.settle<0>();
@@ -281,7 +272,7 @@ extern "C" __global__ void __launch_bounds__(CHANNELS * 32, 1)
             for (int c = 0; c < threadIdx.x; ++c) rows += found.from[c];
             own.firsts[threadIdx.x] = rows;
         }
-    } else if (work.first() < T * CUTS) {
+    } else if (work.first() < T) {
         work.carrier.arrive();
     }
     node.end(shared, warp, RECEIVER);

@@ -12,6 +12,7 @@
 // | weights  | [T, K]       | fp32  | of a pair without an expert: not used           |
 // | out      | [T, H]       | bf16; OUT32: fp32 | out; ADD: added to                  |
 //
+// BOXED: blocks and scales as mxfp4_boxes has them.
 // H = HIDDEN and I = INNER are multiples of 32. Blocks: (T, H / (16 * ROW_TILES)); threads: 32 * K * SPLIT.
 // SPLIT warps multiply a pair, each every SPLIT-th chunk of 128 channels. They request their first weights
 // before they wait for the activations. Dynamic shared memory: K * SPLIT times the sums of the rows, then 64

@@ -11,6 +11,7 @@
 // | ids, expert_map, num_tokens |  |  | as routing_sort                                               |
 // | act      | [P, I]       | bf16  | out; rows of pairs without an expert are not written              |
 //
+// BOXED: blocks and scales as mxfp4_boxes has them, and blocks: (P, ceil(I / 128) * 16 / ROW_TILES).
 // P = T * TOP_K; H = HIDDEN and I = INNER are multiples of 32. Blocks: (P, I / (8 * ROW_TILES)), so that
 // pairs of one expert read its rows at the same time; threads: 32 * WARPS. The warps share the channels: each
 // takes every WARPS-th chunk of 128. CLAMPED: clamped_swiglu. Dynamic shared memory: WARPS times the sums of

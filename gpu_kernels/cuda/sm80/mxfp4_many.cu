@@ -43,9 +43,6 @@ static_assert(MAX_N % 16 == 0 && GROUPS <= 20, "whole groups of 8 rows, whose su
 static_assert(PASS % WARP_ROWS == 0, "a pass of copies has the rows of whole warps");
 static_assert(STAGES >= 2 && STAGES < SLOTS - 1, "an item stays in its slot until its products are made");
 
-// The scales of a stage: of each row the four bytes of its groups, from byte `row address % 4` of eight on,
-// since rows in memory begin anywhere. Groups past the last are not copied.
-
 // This thread's copies: 16 bytes of some rows of weights, and of x; the scales of row `thread`.
 struct Loader : Claims<SLOTS> {
     const Mlp& given;
@@ -142,6 +139,9 @@ struct Loader : Claims<SLOTS> {
     }
 };
 
+// A stage has the four bytes of a row's groups from byte `row address % 4` of eight on, since rows in memory
+// begin anywhere. Groups past the last are not copied.
+//
 // Where this lane finds the scales of its rows in a stage: of its group, if there is one.
 struct Scales {
     u32 firsts;  // their first bytes: two bits for each low row, then for each high row of a product

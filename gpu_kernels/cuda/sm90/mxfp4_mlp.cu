@@ -21,6 +21,10 @@
 // H and I are multiples of 32; a unit is 128. A box of a tensor map is 256 channels by 128 rows, swizzled by
 // 128 bytes; of gate_up by 16 gate rows of each 32 of 128, and the up rows of the same channels.
 //
+// BOXED: gate_up and down are addresses, and these and the scales are as mxfp4_boxes has them.
+// WARP_PRODUCTS: warps multiply by `mma.sync`; BY_COLUMNS: warpgroups by wgmma, in a loop for each number of
+// rows; else warpgroups by wgmma for groups of rows.
+//
 // Threads: 128 * (1 + GROUPS): a producer warpgroup, GROUPS consumer warpgroups. Blocks: BLOCKS per
 // multiprocessor. A work item is a tile times WEIGHT_ROWS rows of its expert's weights; items.cuh says how
 // blocks claim them. A down item starts when the activations of its tile are complete. The items that make

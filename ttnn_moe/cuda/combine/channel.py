@@ -42,7 +42,7 @@ class Sizes(NamedTuple):
     K: int
     sms: int
     fast: bool
-    """Compute capability 9.0 and newer."""
+    """Compute capability 9.0."""
 
     def plans(self) -> tuple[NodeDispatchPlan, NodeCombinePlan] | tuple[DispatchPlan, Plan]:
         """Of dispatch and combine.

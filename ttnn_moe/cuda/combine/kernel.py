@@ -43,8 +43,8 @@ class RingPlan(ABC):
         H: a multiple of 8. T: the most tokens of a rank. dtype: of tokens.
         sms: multiprocessors that a rank takes, one block each. slots: of a ring, a power of two.
         channels: of a block, one warp of each role each; 0: as many as fit.
-        bulk: rows travel by bulk copies through shared memory (compute capability 9.0 and newer), not by 16-byte copies
-            of each thread.
+        bulk: rows travel by bulk copies through shared memory (compute capability 9.0), not by 16-byte copies of each
+            thread.
         overlap: launches start while their predecessor ends (programmatic dependent launch, 9.0 and newer), and are
             not cooperative: nothing else may hold the GPU's multiprocessors.
         send_rows: rows of a sender in shared memory, 1 to 4.

@@ -74,11 +74,10 @@ class NodeDispatchPlan(NodePlan):
     """What all ranks of a dispatch in one node agree on.
 
     Attributes:
-        K: experts of a token. pieces: of a token, each moved by one warp; 0: 1.
+        K: experts of a token.
     """
 
     K: int = 8
-    pieces: int = 0
 
     kernel: ClassVar[str] = "node_dispatch"
 
@@ -86,22 +85,10 @@ class NodeDispatchPlan(NodePlan):
         super().__post_init__()
         if self.K < 1:
             raise ContractError("a token has no expert", got=f"K={self.K}", expected="1 or more")
-        if self.H % (8 * self.cuts):
-            raise ContractError(
-                "a token does not split", got=f"H={self.H}, {self.cuts} pieces", expected="8 columns each"
-            )
-
-    @property
-    def cuts(self) -> int:
-        """Pieces that a token is cut into."""
-        return self.pieces or 1
 
     @property
     def channel_memory(self) -> int:
-        return self.send_rows * self.H * 2 // self.cuts
-
-    def defines(self) -> dict[str, object]:
-        return super().defines() | {"CUTS": self.cuts}
+        return self.send_rows * self.H * 2
 
     @property
     def fixed_memory(self) -> int:

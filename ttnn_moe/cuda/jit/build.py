@@ -32,7 +32,7 @@ def cuda_core() -> Any:
 @cache
 def why_not() -> str | None:
     """Why kernels cannot be compiled here, or None."""
-    for package, remedy in (("cuda.core", install("cuda")), ("cuda.bindings", "pip install cuda-core")):
+    for package, remedy in (("cuda.core", install("cuda")), ("cuda.bindings", "pip install 'cuda-core[cu13]'")):
         try:
             found = importlib.util.find_spec(package)
         except ModuleNotFoundError:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from ...contract import Problem
+from ...sizes import ceil_div
 from ..arch import Arch, Target
 from ..jit.load import Launch
 from . import sort
@@ -82,7 +83,8 @@ def limits(
         return f"it runs up to {MAX_E} experts and K up to {MAX_K}, not E={problem.E}, K={problem.K}"
     if (reason := sort.why_not(problem.E, arch)) is not None:
         return reason
-    if problem.T * max(problem.H, problem.K * problem.I) >= 1 << 35:
+    # some kernels pad rows to units of 128
+    if problem.T * max(ceil_div(problem.H, 128), problem.K * ceil_div(problem.I, 128)) * 128 >= 1 << 35:
         return f"it addresses up to 2^35 elements of hidden or activations, not those of T={problem.T}"
     return None
 

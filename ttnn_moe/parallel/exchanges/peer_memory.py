@@ -170,7 +170,7 @@ def _sizes(problem: Problem, topology: Topology) -> Sizes:
         raise ContractError(
             "the nodes are not those of this group", got=f"{nodes.R} ranks", expected=f"{topology.placement.D}"
         )
-    fast = torch.cuda.is_available() and gpu().capability[0] >= 9
+    fast = torch.cuda.is_available() and gpu().capability[0] == 9  # a block of 12.x has too little shared memory
     return Sizes(nodes.inter, nodes.intra, problem.H, max(problem.T, 1), problem.dtype, problem.K, SMS, fast)
 
 
