@@ -15,7 +15,7 @@ from .contract import Experts, Placement, Problem, Routing, check_memory, check_
 from .errors import ContractError
 from .memory import check_tensors, dense, note_write
 from .selfcheck.check import Check, Outcome
-from .watched import watcher
+from .watched import AUTOGRAD, watcher
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -115,7 +115,9 @@ class Prepared(ABC):
                 "a prepared layer is for inference, and something would record this call",
                 got=found,
                 expected="a plain call",
-                remedy="call it under torch.no_grad() and outside of tracers, or call ttnn_moe.moe",
+                remedy="call it under torch.no_grad(), or call ttnn_moe.moe"
+                if found == AUTOGRAD
+                else "call it outside of that; with vmap, put the batch into T",
             )
         problem = self.problem
         routing = Routing.from_topk(

@@ -177,6 +177,9 @@ def warmup(
     from .bench.layer import Layer
     from .cuda.moe.warmup import sizes_up_to, specs_of, target, warm_up
 
+    if tiles is not None and (tokens is not None or not tiles):
+        got = "--tokens and --tiles" if tiles else "--tiles ''"
+        raise RequestError("tiles stand instead of tokens", got=got, expected="tokens, or names of tiles")
     kind, found, names = _dtype(dtype, "bfloat16", "float16"), target(arch), tiles.split(",") if tiles else []
     Layer("layer", experts, topk, hidden, intermediate, weight_format=_format(format))  # checks the sizes
     if names and not (format.startswith("mxfp4") and found.name == "sm_120f"):
@@ -227,12 +230,17 @@ def why(
     here = registry.probe("cuda").available and not interpreted()
     where = explain.device_type(("cuda" if here else "cpu") if device is None else device)
     layer = Layer("layer", experts, topk, hidden, intermediate, kind, _format(format))
-    problems = [layer.problem(T, where) for T in _tokens(tokens)]
+    counts = _tokens(tokens)
+    problems = [layer.problem(T, where) for T in counts]
+    if operators:  # before anything is printed
+        explain.where_operators_run(where)
+        if max(counts) > MOST:
+            raise RequestError("too many tokens", got=max(counts), expected=f"at most {MOST} with --operators")
     if device is None:
         typer.echo(f"tensors on {where}: {'a' if here else 'no'} GPU is here")
     explain.print_moe(problems, backend, console)
     if operators:
-        explain.print_operators(_tokens(tokens), hidden, heads, kv_heads, head_dim, experts, topk, kind, where, console)
+        explain.print_operators(counts, hidden, heads, kv_heads, head_dim, experts, topk, kind, where, console)
 
 
 def _tokens(text: str) -> list[int]:

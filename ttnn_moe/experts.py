@@ -12,7 +12,7 @@ from .activations import ACTIVATIONS, SILU
 from .arguments import is_size
 from .errors import ContractError
 from .formats import get_format, int4_24, mxfp4
-from .memory import check_tensors
+from .memory import check_layout, check_tensors
 from .placement import Placement, check_placement
 from .visible import shown
 from .watched import watcher
@@ -191,6 +191,8 @@ class Experts:
             ContractError: shapes, dtypes or devices that do not fit together; or as `dense`.
         """
         check_tensors(gate=gate, up=up, down=down)
+        for part in (gate, up, down):
+            check_layout(part)
         if gate.dim() != 3 or down.dim() != 3 or gate.shape != up.shape or down.mT.shape != gate.shape:
             raise ContractError(
                 "projection weights do not fit together",
@@ -247,7 +249,12 @@ class Experts:
         try:
             there = torch.device(device)
             torch.empty(0, device=there)
-        except (AssertionError, RuntimeError, TypeError) as error:  # what torch raises depends on how it was built
+        except (
+            AssertionError,
+            ImportError,
+            RuntimeError,
+            TypeError,
+        ) as error:  # what torch raises depends on how it was built
             raise ContractError(
                 "no device",
                 got=f"{shown(device)}: {str(error).partition(chr(10))[0]}",

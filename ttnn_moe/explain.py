@@ -43,6 +43,20 @@ def print_moe(problems: Iterable[Problem], backend: str, console: Console) -> No
         print_table(console, title if why.chosen else f"{title}: nothing runs it here", COLUMNS, rows)
 
 
+def where_operators_run(device: str) -> torch.device:
+    """A device of this type, or the CPU for a GPU that is not here.
+
+    Raises:
+        RequestError: torch cannot use it.
+    """
+    here = torch.device(device if device != "cuda" or torch.cuda.is_available() else "cpu")
+    try:
+        torch.empty(0, device=here)
+    except (RuntimeError, AssertionError, ImportError):  # which one depends on the device
+        raise RequestError("torch cannot use this device", got=device, expected="cuda or cpu") from None
+    return here
+
+
 def print_operators(
     tokens: Iterable[int],
     H: int,
@@ -56,11 +70,7 @@ def print_operators(
     console: Console,
 ) -> None:
     """The other operators of a decoder layer: one table for each answer. Arguments as decoder.why."""
-    here = torch.device(device if device != "cuda" or torch.cuda.is_available() else "cpu")
-    try:
-        torch.empty(0, device=here)
-    except (RuntimeError, AssertionError):  # which one depends on the device
-        raise RequestError("torch cannot use this device", got=device, expected="cuda or cpu") from None
+    here = where_operators_run(device)
     answers: dict[tuple[decoder.Why, ...], list[int]] = {}
     for T in tokens:
         answers.setdefault(tuple(decoder.why(T, H, heads, kv_heads, head_dim, E, K, dtype, here)), []).append(T)

@@ -9,16 +9,21 @@ from .errors import ContractError
 from .visible import shown
 
 
+def check_layout(x: Tensor) -> None:
+    """Raise ContractError for a sparse tensor, or one of another layout that has no row-major order."""
+    if x.layout is not torch.strided:
+        raise ContractError(
+            "a tensor is not dense", got=str(x.layout), expected="torch.strided", remedy="pass tensor.to_dense()"
+        )
+
+
 def dense(x: Tensor) -> Tensor:
     """x with its elements in row-major order, and with the values that its memory holds: a copy only where needed.
 
     Raises:
         ContractError: a sparse tensor, or one of another layout that has no row-major order.
     """
-    if x.layout is not torch.strided:
-        raise ContractError(
-            "a tensor is not dense", got=str(x.layout), expected="torch.strided", remedy="pass tensor.to_dense()"
-        )
+    check_layout(x)
     return x.resolve_neg().contiguous() if x.is_neg() else x.contiguous()
 
 

@@ -40,7 +40,7 @@ def define_op(name: str, schema: str, run: Callable[..., Tensor], fake: Callable
         if any(map(torch._C._functorch.is_functorch_wrapped_tensor, tensors)):
             # _NoGradients does not see the gradients of torch.func's transforms
             if any(map(_is_differentiated, tensors)):
-                raise _refusal("a transform of torch.func asks the operator for gradients, and it has none")
+                raise _refusal("a transform of torch.func asks the operator for gradients, and it has none", _OUTSIDE)
             return below()
         return _NoGradients.apply(below, *tensors)  # type: ignore[no-any-return]
 
@@ -58,7 +58,7 @@ def without_gradients(run: Callable[[], Tensor], *inputs: Tensor) -> Tensor:
         GradientsRefused: forward-mode gradients, or a transform of torch.func.
     """
     if any(map(torch._C._functorch.is_functorch_wrapped_tensor, inputs)):
-        raise _refusal("a transform of torch.func cannot look into a call of kernels")
+        raise _refusal("a transform of torch.func cannot look into a call of kernels", _OUTSIDE)
     return _NoGradients.apply(run, *inputs)  # type: ignore[no-any-return]
 
 
@@ -85,12 +85,12 @@ class _NoGradients(torch.autograd.Function):
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Any) -> Any:
-        raise _refusal("forward-mode gradients were asked of the operator, and it has none")
+        raise _refusal("forward-mode gradients were asked of the operator, and it has none", _OUTSIDE)
 
 
 @custom_op("ttnn_moe::refuse_backward", mutates_args=())
 def _refuse(grad: Tensor, shape: Sequence[int]) -> Tensor:
-    raise _refusal("the operator is for inference: it has no backward pass")
+    raise _refusal("the operator is for inference: it has no backward pass", "call it under torch.no_grad()")
 
 
 @_refuse.register_fake
@@ -98,10 +98,14 @@ def _(grad, shape):  # type: ignore[no-untyped-def]
     return grad.new_empty(shape)
 
 
-def _refusal(what: str) -> GradientsRefused:
+_OUTSIDE = "call it outside of the transform or level, on tensors without tangents"
+
+
+def _refusal(what: str, instead: str) -> GradientsRefused:
+    """instead: what a caller who trains no model may do."""
     return GradientsRefused(
         what,
         remedy='to train a model of transformers, model.set_experts_implementation("grouped_mm"); one with MXFP4 '
         'experts, load it again with experts_implementation="eager" and Mxfp4Config(dequantize=True); '
-        "else call it under torch.no_grad()",
+        f"else {instead}",
     )

@@ -162,8 +162,28 @@ def check_name(name: object) -> None:
 
 
 def _asked(name: str) -> str:
+    """The backend of a name, or AUTO.
+
+    Raises:
+        ContractError: name is no text. BackendUnavailable: TTNN_MOE_BACKEND names no backend.
+    """
     check_name(name)
-    return os.environ.get(ENV) or AUTO if name == AUTO else name
+    if name != AUTO:
+        return name
+    found = os.environ.get(ENV) or AUTO
+    if found not in (AUTO, *_TARGETS):
+        raise BackendUnavailable(
+            "no such backend",
+            got=f"{shown(found)}, of {ENV}",
+            expected=f"one of {[AUTO, *_TARGETS]}",
+            remedy=f"correct or unset {ENV}",
+        )
+    return found
+
+
+def _of_environment(name: str) -> str:
+    """What a remedy adds where the environment names this backend."""
+    return f"; {ENV} names {name}" if os.environ.get(ENV) == name else ""
 
 
 def _reason(name: str, problem: Problem | None) -> str | None:
@@ -208,7 +228,7 @@ def _choose(problem: Problem, name: str) -> Backend:
     able = [other for other in _TARGETS if other != name and _reason(other, problem) is None]
     raise BackendUnavailable(
         f"backend {name!r} cannot run here: {reason}",
-        remedy=f"ask for a backend that can: {' or '.join(able)}" if able else None,
+        remedy=f"ask for a backend that can: {' or '.join(able)}{_of_environment(name)}" if able else None,
     )
 
 

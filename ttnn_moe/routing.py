@@ -128,6 +128,9 @@ class Routing:
                 )
             num_tokens = num_tokens.reshape(())
         if check:
+            ids = dense(ids)
+            if ids.is_meta:
+                raise ContractError("meta ids have no values to check", remedy="leave out check=True")
             check_ids(ids[: _true_tokens(num_tokens, len(ids))], E)
         weights = weights.float()
         if torch.compiler.is_dynamo_compiling():  # the op makes a routing of its own when it runs

@@ -10,6 +10,8 @@ from torch.autograd import forward_ad
 
 from .errors import ContractError
 
+AUTOGRAD = "autograd"
+
 
 def watcher(tensors: Iterable[Tensor | None]) -> str | None:
     """What records or transforms a call on these tensors, in words; None: nothing does.
@@ -36,7 +38,7 @@ def watcher(tensors: Iterable[Tensor | None]) -> str | None:
     if torch.is_grad_enabled():
         for tensor in tensors:
             if tensor is not None and tensor.requires_grad:
-                return "autograd"
+                return AUTOGRAD
     return None
 
 

@@ -19,6 +19,7 @@ from ttnn_moe import registry
 from ttnn_moe.bench.layer import free_bytes
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.formats import PAGED, bytes_for
+from ttnn_moe.kv.pages import MOST_ROWS
 from ttnn_moe.whole_file import check_place, whole_file
 
 from . import terminal, tt
@@ -40,7 +41,7 @@ def bench(
     config: Annotated[str, typer.Option(help=f"One of {sorted(PRESETS)}, or a checkpoint's directory.")],
     random_weights: Annotated[bool, typer.Option(help="Make weights instead of loading them.")] = False,
     layers: Annotated[int | None, typer.Option(help="Keep this many layers only.")] = None,
-    batch: Annotated[int, typer.Option(help="Sequences.", max=MOST)] = 1,
+    batch: Annotated[int, typer.Option(help="Sequences.", max=MOST_ROWS)] = 1,
     kv: terminal.KV = PAGED,
     kv_bits: terminal.KVBits = None,
     prompt_len: Annotated[int, typer.Option(help="Prompt tokens per sequence.", max=MOST)] = 128,
@@ -60,6 +61,8 @@ def bench(
     options = request.Options(mesh, device, dtype, kv=kv)
     on_chips = request.asked_for(backend, device)
     place = torch.device("cpu") if on_chips else device_of(device, backend)
+    if place.type == "meta":
+        raise RequestError("the device holds no values", got="meta", expected="a device that computes, as cuda or cpu")
     kind = torch.bfloat16 if on_chips else dtype_of(dtype) or sizes.dtype or torch.bfloat16
     prompt_tokens, context = batch * prompt_len, prompt_len + new_tokens
     if min(batch, prompt_len, new_tokens) < 1:

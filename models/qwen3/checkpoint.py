@@ -17,7 +17,7 @@ from ttnn_moe.errors import CheckpointError, ContractError
 from ttnn_moe.visible import shown
 
 from .config import Qwen3MoeConfig
-from .files import Fields, path_of, reading
+from .files import Fields, is_file, path_of, reading
 from .layers import Attention, DenseMLP, Layer, MoE
 from .model import Qwen3Moe
 from .pieces import FILE_DTYPES, Header, Progress, bytes_of, copy, open_file, pieces, reading_file, region_of
@@ -29,7 +29,6 @@ SINGLE = "model.safetensors"
 HEAD = "lm_head.weight"
 EMBED = "model.embed_tokens.weight"
 EXPERTS = "mlp.experts."
-AGAIN = "download or copy it again"
 CONVERT = "convert the weights: load the model in transformers, and save_pretrained() it to another directory"
 _FUSED = re.compile(r"(model\.layers\.\d+\.mlp\.experts\.)(gate_up_proj|down_proj)")
 _FLOATS = ("F32", "BF16", "F16")
@@ -184,8 +183,7 @@ def _files(directory: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         for path in (single, index):
-            if (kind := _no_file(path)) is not None:
-                raise CheckpointError(f"{path} is {kind}", expected="a file", remedy=AGAIN)
+            is_file(path)
         there = sorted(path.name for path in directory.glob("*.safetensors"))
         pickled = sorted(path.name for path in directory.glob("pytorch_model*.bin"))
         only = f", only {', '.join(pickled[:3])}" if pickled else ""
@@ -205,21 +203,11 @@ def _files(directory: Path) -> list[Path]:
                 f"{index} names files outside the checkpoint", got=outside, expected="names without a folder"
             )
         if absent := [name for name in names if not (directory / name).is_file()]:
-            if (kind := _no_file(directory / absent[0])) is not None:
-                raise CheckpointError(f"{directory / absent[0]} is {kind}", expected="a file", remedy=AGAIN)
+            is_file(directory / absent[0])
             raise CheckpointError(
                 f"{directory} lacks files that {INDEX} names", got=f"no {', '.join(absent[:9])}", remedy="fetch them"
             )
     return [directory / name for name in names]
-
-
-def _no_file(path: Path) -> str | None:
-    """What stands in the place of a file; None: a file, or nothing."""
-    if path.is_file():
-        return None
-    if path.is_symlink() and not path.exists():
-        return f"a link to {path.readlink()}, which is not there"
-    return "a directory" if path.is_dir() else "no regular file" if path.exists() else None
 
 
 def _headers(directory: Path) -> dict[str, Header]:

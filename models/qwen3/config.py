@@ -12,7 +12,7 @@ import torch
 from ttnn_moe.errors import CheckpointError, RequestError
 from ttnn_moe.visible import shown
 
-from .files import Fields, path_of, reading
+from .files import Fields, is_file, path_of, reading
 from .weight_formats import FORMATS, UNFINISHED, format_named
 
 MODEL_TYPE = "qwen3_moe"
@@ -141,12 +141,13 @@ class Qwen3MoeConfig:
                     remedy="hf download OWNER/NAME --local-dir DIR gets one from Hugging Face; give DIR",
                 )
             path = directory / "config.json"
-            if not path.is_file() and (directory / UNFINISHED).is_file():
+            there = is_file(path)
+            if not there and (directory / UNFINISHED).is_file():
                 raise CheckpointError(
                     f"{directory} is not a checkpoint: its conversion is unfinished",
                     remedy="run the same command of ttnn-moe quantize again",
                 )
-            if not path.is_file():
+            if not there:
                 raise CheckpointError(
                     f"{directory} is not a checkpoint: it has no config.json",
                     expected="a Hugging Face model directory",
@@ -155,7 +156,7 @@ class Qwen3MoeConfig:
             fields = Fields.of_file(path)
             eos = fields.ids("eos_token_id")
             generation = directory / "generation_config.json"
-            if generation.is_file():
+            if is_file(generation):
                 eos += Fields.of_file(generation).ids("eos_token_id")
             with reading(path):
                 return cls.from_dict({**fields.values, "eos_token_id": eos}, source=str(path))

@@ -37,6 +37,22 @@ def path_of(
     raise CheckpointError(refusal, got=shown(path), expected="a path, as str or pathlib.Path", remedy=remedy)
 
 
+def is_file(path: Path) -> bool:
+    """Whether a regular file is there, or a link to one; False: nothing is.
+
+    Raises:
+        CheckpointError: something else is there, as a directory or a link to nothing.
+    """
+    if path.is_file():
+        return True
+    if not path.is_symlink() and not path.exists():
+        return False
+    kind = f"a link to {path.readlink()}, which is not there" if not path.exists() else "no regular file"
+    raise CheckpointError(
+        f"{path} is {'a directory' if path.is_dir() else kind}", expected="a file", remedy="download or copy it again"
+    )
+
+
 @contextmanager
 def reading(path: Path, refusal: str = "cannot be read", remedy: str | None = None) -> Iterator[None]:
     """Turn whatever the block raises into one CheckpointError: "PATH cannot be read; got RecursionError: ...".

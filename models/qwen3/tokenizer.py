@@ -14,7 +14,7 @@ from ttnn_moe.errors import CheckpointError, RequestError
 from ttnn_moe.visible import said, shown
 
 from .chat_template import ChatTemplate
-from .files import Fields, is_failure, path_of, read_json, read_text, reading
+from .files import Fields, is_failure, is_file, path_of, read_json, read_text, reading
 from .text_stream import TextStream
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -56,7 +56,7 @@ class Tokenizer:
         directory = path_of(directory)
         with reading(directory):
             path = directory / "tokenizer.json"
-            if not path.is_file():
+            if not is_file(path):
                 raise CheckpointError(
                     f"{directory} has no tokenizer.json", remedy="fetch the tokenizer files of the checkpoint"
                 )
@@ -65,7 +65,7 @@ class Tokenizer:
                 fast.no_truncation()
                 fast.no_padding()
             path = directory / "tokenizer_config.json"
-            config = Fields.of_file(path) if path.is_file() else Fields({}, path)
+            config = Fields.of_file(path) if is_file(path) else Fields({}, path)
             with reading(path):
                 _add_missing_tokens(fast, config.fields("added_tokens_decoder"))
                 special = {name: text for name in _SPECIAL if (text := _content(config, name)) is not None}
@@ -213,7 +213,7 @@ def _content(fields: Fields, name: str) -> str | None:
 
 def _template(directory: Path, config: Fields) -> str | None:
     path = directory / "chat_template.jinja"
-    if path.is_file():
+    if is_file(path):
         return read_text(path)
     named = config.values.get("chat_template")
     if named is None:

@@ -20,6 +20,7 @@ LAYER = ttnn_moe.prepare(PROBLEM, EXPERTS)
 ACTIVATIONS = ttnn_moe.gate_up(X, ROUTING, EXPERTS)
 ODD: list[Any] = [None, 3, 2.0, "x", [[1.0]], X.numpy(), object()]
 PROMISES = [*ODD, True, "", "Distinct", b"any", ["any"]]
+DENSE = [torch.zeros(E, 2 * I, H).to_sparse()]
 SPARSE = [X.to_sparse(), X.to_sparse_csr(), X.to_mkldnn(), torch.nested.nested_tensor([X[:2], X[2:]])]
 
 CALLS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
@@ -37,7 +38,13 @@ CALLS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "weights": (lambda v: Routing.from_topk(IDS, v, E), [*ODD, WEIGHTS.to_sparse()]),
     "E": (lambda v: Routing.from_topk(IDS, WEIGHTS, v), [0, -1, 4.0, True]),
     "num_tokens": (lambda v: Routing.from_topk(IDS, WEIGHTS, E, num_tokens=v), [3, 2.0, "x", X]),
-    "dense": (lambda v: Experts.dense(v, v), ODD),
+    "checked ids": (
+        lambda v: Routing.from_topk(v, WEIGHTS.to(v.device), E, check=True),
+        [IDS.to_sparse(), IDS.to("meta")],
+    ),
+    "dense": (lambda v: Experts.dense(v, v), [*ODD, *DENSE]),
+    "projections": (lambda v: Experts.from_projections(v, v, v.mT if v.layout is torch.strided else v), DENSE[:1]),
+    "device": (EXPERTS.to, ["hpu", "nonesuch", 5.5]),
     "mxfp4": (lambda v: Experts.mxfp4(v, v, v, v), ODD + SPARSE),
     "problem": (lambda v: ttnn_moe.prepare(v, EXPERTS), ODD),
     "prepared experts": (lambda v: ttnn_moe.prepare(PROBLEM, v), ODD),

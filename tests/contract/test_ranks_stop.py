@@ -35,7 +35,9 @@ def late_work(ranks: Ranks, kind: type[Exception]) -> None:
     faults, cut = ranks._faults, []
     faults.cut = lambda: cut.append(threading.current_thread() is faults._thread)
     if ranks.rank == 1:
+        ranks._store.wait(["begun"])  # rank 0 may still connect to a rank that would be gone
         raise ValueError("of rank 1's own")
+    ranks._store.set("begun", "")
     while faults.reported() is None or not cut:
         time.sleep(0.01)
     assert cut == [True]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from threading import Thread
+from threading import Event, Thread, Timer
 
 import pytest
 import torch.distributed as dist
@@ -14,17 +14,17 @@ from ttnn_moe.parallel.ranks.ranks import Ranks
 
 
 class Holding:
-    """all_reduce of one rank, whose thread holds the tensor for some seconds afterwards."""
+    """all_reduce of one rank, whose thread holds the tensor until `ends` is set, or for some seconds."""
 
     def __init__(self, seconds: float):
-        self.seconds, self.holds = seconds, False
+        self.seconds, self.holds, self.ends = seconds, False, Event()
 
     def __call__(self, words: Tensor, op: dist.ReduceOp, group: dist.ProcessGroup) -> None:
         self.holds = True
         held = [words]
 
         def hold() -> None:
-            time.sleep(self.seconds)
+            self.ends.wait(self.seconds)
             self.holds = False
             held.clear()
 
@@ -37,8 +37,9 @@ def ranks() -> Ranks:
 
 
 def test_close_waits_for_the_tensor_of_the_last_turn(ranks: Ranks, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dist, "all_reduce", reduce := Holding(0.3))
+    monkeypatch.setattr(dist, "all_reduce", reduce := Holding(30))
     assert ranks.turns.take(1, False) and reduce.holds
+    Timer(0.3, reduce.ends.set).start()
     ranks.close()
     assert not reduce.holds
 

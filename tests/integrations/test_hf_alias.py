@@ -17,7 +17,7 @@ def test_modules_are_the_same_objects() -> None:
     from ttnn_moe.hf.experts import served
 
     assert ttnn_moe.hf is whole and ttnn_moe.hf.served is served is whole.experts.served
-    for name in ("experts", "gate", "plug"):
+    for name in ("experts", "gate", "plug", "kv", "kv_cache", "kv_layer", "kv_model", "mxfp4", "checkpoints"):
         assert importlib.import_module(f"ttnn_moe.hf.{name}") is getattr(whole, name)
 
 

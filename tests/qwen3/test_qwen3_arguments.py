@@ -262,10 +262,12 @@ def test_caches_that_an_engine_does_not_take() -> None:
         Engine(tiny(), cache=5)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("options", [{"memory": 1 << 20}, {"page": 16}, {"kv": "bucketed"}], ids=str)
+@pytest.mark.parametrize("options", [{"memory": 1 << 20}, {"page": 16}, {"kv": "bucketed"}, {"kv_bits": 3}], ids=str)
 def test_a_given_cache_has_its_own_pages(options: dict[str, Any]) -> None:
     given, (name,) = tiny().new_cache(2, 64), options
-    with pytest.raises(RequestError, match=f"a given cache has its own pages; got cache= and {name}; expected one"):
+    with pytest.raises(
+        RequestError, match=f"a given cache has its own pages and format; got cache= and {name}; expected one"
+    ):
         Engine(tiny(), cache=given, **options)
     assert Engine(tiny(), cache=given).rows == 2
 

@@ -19,7 +19,7 @@ ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
 def test_the_pieces_of_a_prompt_are_those_that_it_has_alone() -> None:
     """Later pieces attend to quantised earlier ones. A paged cache fills each step instead."""
 
-    def pieces(others: list[list[int]], **options: Any) -> list[int]:
+    def pieces(others: list[list[int]], of_call: int | None = None, **options: Any) -> list[int]:
         model = load_model(TINY, "reference", "cpu")
         engine, found = Engine(model, 4, 1024, **options), []
         prefill = engine.runner.prefill
@@ -29,7 +29,9 @@ def test_the_pieces_of_a_prompt_are_those_that_it_has_alone() -> None:
             return prefill(prompts, *rest)
 
         engine.runner.prefill = seen  # type: ignore[method-assign]
-        for prompt in [*others, [1] * 600]:
+        if of_call is not None:
+            generate(model, [*others, [1] * 600], max_new_tokens=2, stop_ids=[], engine=engine, prefill_chunk=of_call)
+        for prompt in [*others, [1] * 600] if of_call is None else []:
             engine.add(prompt, max_new_tokens=2, stop_ids=[])
         while engine.busy:
             engine.step()
@@ -40,7 +42,7 @@ def test_the_pieces_of_a_prompt_are_those_that_it_has_alone() -> None:
     bucketed = {"kv": "bucketed", "kv_bits": 3.0}
     assert pieces(others, **bucketed) == pieces([], **bucketed) == [256, 256, 88]
     assert pieces(others) != pieces([])
-    assert pieces(others, prefill_chunk=100, **bucketed) == [100] * 6
+    assert pieces(others, prefill_chunk=100, **bucketed) == pieces(others, 100, **bucketed) == [100] * 6
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_GPU)])

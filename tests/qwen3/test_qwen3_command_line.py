@@ -89,6 +89,18 @@ def test_bad_input_is_one_message_and_code_2(name: str, directory: Path, capsys)
     assert captured.out == "" and "Traceback" not in captured.err
 
 
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [(["--device", "meta"], "the device holds no values; got meta"), (["--batch", "70000"], "--batch")],
+)
+def test_what_cannot_be_timed_is_refused_before_weights_are_made(
+    options: list[str], words: str, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench, "randomize", lambda *args: pytest.fail("weights are made"))
+    assert bench.main(["--config", str(directory), "--random-weights", *options]) == 2
+    assert words in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("bits", ["2", "2.001", "17", "nan"])
 def test_bits_are_checked_before_the_weights_are_read(
     bits: str, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -239,7 +251,7 @@ BAD_BENCH = {
     "preset without weights": (["--config", "qwen3-30b-a3b"], "--random-weights"),
     "unknown": (["--config", "qwen9", "--random-weights"], "qwen3-30b-a3b"),
     "layers": (["--config", "qwen3-30b-a3b", "--random-weights", "--layers", "49"], "1 .. 48"),
-    "memory": (["--config", "qwen3-30b-a3b", "--random-weights", "--batch", "100000"], "GiB (weights 56.9, KV cache"),
+    "memory": (["--config", "qwen3-30b-a3b", "--random-weights", "--batch", "60000"], "GiB (weights 56.9, KV cache"),
     "batch": (["--config", "qwen3-30b-a3b", "--random-weights", "--layers", "1", "--batch", "0"], "expected 1 or more"),
     "context": (
         ["--config", "qwen3-30b-a3b", "--random-weights", "--layers", "1", "--prompt-len", "40960"],

@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 from qwen3_checkpoints import make
 from qwen3_tokenizers import build
 from ttnn_moe.errors import CheckpointError, RequestError, TtnnMoeError
-from ttnn_moe.models.qwen3 import Tokenizer, load_model
+from ttnn_moe.models.qwen3 import Qwen3MoeConfig, Tokenizer, load_model
 from ttnn_moe.models.qwen3.files import reading
 from ttnn_moe.models.qwen3.shards import examined, packed
 from ttnn_moe.visible import visible
@@ -264,6 +264,20 @@ def test_what_stands_in_the_place_of_a_file_is_named(kind: str, name: str, good:
     put(directory / name)
     with pytest.raises(CheckpointError) as error, bounded():
         load_model(directory, "reference", "cpu")
+    assert f"{directory / name} {words}; expected a file; to fix it: download or copy it again" in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json", "tokenizer.json", "chat_template.jinja"])
+@pytest.mark.parametrize("kind", IN_PLACE)
+def test_so_it_is_of_files_that_may_be_absent(kind: str, name: str, good: Path, tmp_path: Path) -> None:
+    """A stop token would be lost in silence, or a template said to be none."""
+    directory = Path(shutil.copytree(good, tmp_path / "model"))
+    put, words = IN_PLACE[kind]
+    (directory / name).unlink(missing_ok=True)
+    put(directory / name)
+    with pytest.raises(CheckpointError) as error, bounded():
+        Qwen3MoeConfig.from_directory(directory)
+        Tokenizer.from_directory(directory)
     assert f"{directory / name} {words}; expected a file; to fix it: download or copy it again" in str(error.value)
 
 

@@ -169,7 +169,7 @@ ANSWERS = {
 def test_a_server_that_does_not_serve(
     answer: str, installed: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sfpi, "SILENCE_S", 0.3)
+    monkeypatch.setattr(sfpi, "SILENCE_S", 0.3 if answer == "silent" else 30)
     _release(installed, tmp_path, "0" * 64)
     note = installed / "tt_metal" / "sfpi-version"
     with socket.create_server(("127.0.0.1", 0)) as server:

@@ -253,13 +253,17 @@ def test_damaged_weights_are_made_again(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_a_held_lock_is_waited_for_with_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cache_folder, "WORD_S", 0.1)
-    held = filelock.FileLock(tmp_path / f"one{LOCK}", thread_local=False)  # another thread frees it
+    held = filelock.FileLock(tmp_path / f"one{LOCK}", thread_local=False)
     held.acquire()
-    freed = threading.Timer(0.5, held.release)
-    freed.start()
+    warn = cache_folder.CacheFolder._warn
+
+    def freed(self: CacheFolder, *args: str, **parts: str) -> None:
+        warn(self, *args, **parts)
+        held.release()
+
+    monkeypatch.setattr(cache_folder.CacheFolder, "_warn", freed)
     with told("another process makes one"):
         make_kernel(tmp_path)
-    freed.join()
 
 
 def test_a_lock_that_is_held_for_ever_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from ttnn_moe.backend import Probe
 from ttnn_moe.cli import app
 from ttnn_moe.cuda import backend as cuda
 from ttnn_moe.cuda.jit import build
-from ttnn_moe.errors import ContractError
+from ttnn_moe.errors import ContractError, RequestError
 
 SIZES = {"T": 100, "E": 128, "K": 8, "H": 2048, "I": 768, "device": "cuda"}
 
@@ -118,6 +118,25 @@ def test_the_command_puts_equal_answers_together(gpu: None, monkeypatch: pytest.
         assert first.split()[:3] == ["cuda", "yes", family] and "2080" in first
         assert [line.split()[:2] for line in others] == rejected
     assert not lines
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--tokens", "999999999999999999"], "too many tokens"),
+        (["--tokens", "1", "--device", "hpu"], "torch cannot use this device"),
+    ],
+)
+def test_what_the_operators_refuse_comes_before_any_table(options: list[str], said: str) -> None:
+    with pytest.raises(RequestError, match=said):
+        CliRunner().invoke(app, ["why", "--operators", *options], catch_exceptions=False)
+
+
+def test_a_backend_that_the_environment_names_wrongly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TTNN_MOE_BACKEND", "foo")
+    for asks in (lambda: ttnn_moe.why(_problem(device="cpu")), registry.resolve):
+        with pytest.raises(BackendUnavailable, match="got 'foo', of TTNN_MOE_BACKEND; .*unset TTNN_MOE_BACKEND"):
+            asks()
 
 
 def test_triton_that_interprets_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

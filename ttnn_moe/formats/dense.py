@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
+from ..memory import check_layout
 from .format import ExpertWeights, check_silu, select_experts
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
@@ -35,6 +36,7 @@ class DenseFormat:
                 )
             if tensor.dtype not in DTYPES:
                 raise ContractError(f"{name} has an unsupported dtype", got=tensor.dtype, expected=list(DTYPES))
+            check_layout(tensor)
             if not tensor.is_contiguous():
                 raise ContractError(
                     f"{name} is not contiguous",

@@ -272,7 +272,7 @@ def probe(device: str | None = None) -> Probe:
         return Probe(True, devices=(f"{_current.arch}, 1x{_current.D}",))
     name = wanted() if device is None else device
     if is_emulator(name):
-        return _emulator_probe()
+        return _emulator_probe(_full_name(name).partition(":")[2])
     if name:  # a slip in the emulator's name must not open a card
         return Probe(False, f"no Tenstorrent device is named {shown(name)}", f"name {NAMES}, as device or in {DEVICE}")
     if importlib.util.find_spec("ttnn") is None:
@@ -315,14 +315,18 @@ def emulated_to_plan_for(D: int) -> Device | None:
     return _to_plan_for(chip or EMULATED_CHIP, D)
 
 
-def _emulator_probe() -> Probe:
+def _emulator_probe(chip: str) -> Probe:
     if importlib.util.find_spec("ttnn_moe._planner") is None:
         return Probe(False, "the native planner is not built", PLANNER_REMEDY)
     from .emulator.build import compiler, sources
+    from .emulator.run import seed_of_environment
 
+    if _to_plan_for(chip, 1) is None:
+        return Probe(False, f"no such chip to emulate: {shown(chip)}", f"name {NAMES}, as device or in {DEVICE}")
     try:
+        seed_of_environment()
         return Probe(True, devices=(f"{EMULATOR} ({compiler()}, {sources()})",))
-    except BackendUnavailable as error:
+    except (BackendUnavailable, ContractError) as error:
         return Probe(False, error.what, error.remedy or "")
 
 

@@ -21,7 +21,7 @@ from ttnn_moe.errors import CheckpointError, ContractError, RequestError
 from ttnn_moe.formats.stored import METHOD
 
 from ..checkpoint import EXPERTS, Checkpoint
-from ..files import Fields, path_of, read_bytes, reading, size
+from ..files import Fields, is_file, path_of, read_bytes, reading, size
 from ..pieces import Progress, bytes_of
 from ..weight_formats import FORMATS, QUANTISED
 from ..weights import device_of
@@ -196,7 +196,7 @@ class Conversion:
                 step(steps[i] - (done - before))
             for name in COPIED:
                 path = self.source.directory / name
-                if path.is_file():
+                if is_file(path):
                     output.write_bytes(name, read_bytes(path))
             where = {name: self.shard(i) for i, parts in enumerate(self.contents) for name in parts}
             config = Fields.of_file(self.source.directory / CONFIG).values

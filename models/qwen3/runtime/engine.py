@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import torch
@@ -104,8 +104,9 @@ class Engine:
         kv_bits: float | None = None,
     ):
         check_model(model)
-        formats.check_format(kv, kv_bits)
-        limits = Limits(rows, capacity, memory, page, prefill_chunk, max_waiting).checked(model, cache, kv)
+        if cache is None:
+            formats.check_format(kv, kv_bits)
+        limits = Limits(rows, capacity, memory, page, prefill_chunk, max_waiting).checked(model, cache, kv, kv_bits)
         graphs = None if graphs is None else switch("graphs", graphs)
         self.tokenizer = None if tokenizer is None else check_tokenizer(tokenizer)
         self.model, self.rows, self.capacity, self.max_waiting = model, limits.rows, limits.capacity, limits.max_waiting
@@ -122,7 +123,7 @@ class Engine:
         self._requests: dict[int, Request] = {}
         self._lost: deque[int] = deque()
         self._chunk: Chunk = limits.prefill_chunk
-        self._together: Sequence[Request] = ()
+        self._together: Sequence[Request] = ()  # of the last `run`, until they are over
         self._life = Life()
         self._shared = model if isinstance(model, SharesSteps) else None
         claim(self.cache, self)  # last: an engine that was not made has no cache
@@ -177,7 +178,7 @@ class Engine:
         with self._lock:
             self.check_idle(requests)
             self._together = requests
-            self.scheduler.chunk = self._chunk if chunk is None else Chunk(chunk, chunk)
+            self.scheduler.chunk = self._chunk if chunk is None else replace(self._chunk, most=chunk, alone=chunk)
             unread: deque[Token] = deque()
             for request in requests:
                 request.streamed, request.unread = True, unread
@@ -252,6 +253,7 @@ class Engine:
             self._life.closed = True
             requests = list(self._requests.values())
             self._requests.clear()
+            self._together = ()
             self.scheduler.launched.clear()
             if self._life.error is None:  # else rows may be lost
                 for request in requests:
@@ -328,8 +330,8 @@ class Engine:
         self._end_lost()
         out: list[Token] = []
         scheduler, stats = self.scheduler, self.stats
-        if scheduler.chunk != self._chunk and all(request.over for request in self._together):
-            scheduler.chunk = self._chunk
+        if all(request.over for request in self._together):
+            self._together, scheduler.chunk = (), self._chunk
         try:
             self._life.stepping = True
             with on_host(), on(self.model.device):

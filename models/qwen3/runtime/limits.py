@@ -42,7 +42,7 @@ class Limits:
     prefill_chunk: Any
     max_waiting: Any
 
-    def checked(self, model: LanguageModel, cache: RowCache | None, kv: str) -> Limits:
+    def checked(self, model: LanguageModel, cache: RowCache | None, kv: str, kv_bits: float | None = None) -> Limits:
         """Integers within range, defaults filled in; of a given cache, its rows and no more than its capacity.
 
         Raises:
@@ -53,7 +53,7 @@ class Limits:
         rows, context = integer("rows", self.rows, high=MOST_ROWS), model.config.max_position_embeddings
         capacity = min(given.get("capacity", context), context)
         if cache is not None:
-            check_cache(cache, model, given, kv)
+            check_cache(cache, model, given, kv, kv_bits)
             rows, capacity = cache.rows, min(capacity, cache.capacity)
         return Limits(
             rows,
@@ -74,17 +74,17 @@ def _chunk(model: LanguageModel, cache: RowCache | None, kv: str, rows: int, ask
     return Chunk(most, most if bucketed else EAGER_STEP if gpu else CPU_ALONE, bucketed)
 
 
-def check_cache(cache: RowCache, model: LanguageModel, given: dict[str, int], kv: str) -> None:
+def check_cache(cache: RowCache, model: LanguageModel, given: dict[str, int], kv: str, kv_bits: float | None) -> None:
     """Raise RequestError if an engine of this model, with these other arguments, cannot have the cache."""
     if not isinstance(cache, RowCache):
         raise RequestError("no cache", got=shown(cache), expected="a RowCache", remedy="leave cache= out")
-    both = sorted({"memory", "page"} & given.keys()) + (["kv"] if kv != PAGED else [])
+    both = [*sorted({"memory", "page"} & given.keys()), *["kv"] * (kv != PAGED), *["kv_bits"] * (kv_bits is not None)]
     if both:
         raise RequestError(
-            "a given cache has its own pages",
+            "a given cache has its own pages and format",
             got=f"cache= and {' and '.join(both)}",
             expected="one of them",
-            remedy="leave out memory, page and kv, or cache",
+            remedy="leave out memory, page, kv and kv_bits, or cache",
         )
     sizes = getattr(model, "cache_sizes", cache.sizes)
     if cache.sizes != sizes:

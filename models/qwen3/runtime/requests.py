@@ -207,7 +207,7 @@ class Request:
 
     def _failed(self, error: Exception) -> Token:
         failed = RequestError(
-            f"request {self.number} ended by an error of its own",
+            f"request {self.sequence} ended by an error of its own",
             got=shown(error),
             expected="a token and its text",
             remedy="see the cause; the engine goes on, and the request may be made again",
@@ -217,7 +217,7 @@ class Request:
 
     def _without_numbers(self) -> Token:
         error = RequestError(
-            f"request {self.number} ended: the model gives no numbers",
+            f"request {self.sequence} ended: the model gives no numbers",
             got=f"NaN among the logits of new token {self.made}",
             expected="numbers",
             remedy="look for NaN or infinity in the weights, or take a dtype of a larger range",

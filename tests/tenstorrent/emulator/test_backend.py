@@ -9,6 +9,7 @@ import torch
 
 from own_registry import own_registry
 from tenstorrent_names import MESH_NAMES, NAMES
+from ttnn_moe.tenstorrent.emulator.run import SEED_VARIABLE
 from ttnn_moe.tenstorrent.runtime import DEVICE
 
 # These look at ttnn itself: its tensors, its files.
@@ -95,8 +96,25 @@ def test_a_device_that_was_opened_is_found_whatever_was_known_before(monkeypatch
 
 @needs_planner
 def test_an_unknown_chip_is_refused():
-    from ttnn_moe import ContractError, tenstorrent
+    from ttnn_moe import BackendUnavailable, tenstorrent
 
     tenstorrent.close_device()
-    with pytest.raises(ContractError, match="no such chip to emulate"):
+    with pytest.raises(BackendUnavailable, match="no such chip to emulate"):
         tenstorrent.open_device(device="emulator:n900")
+
+
+@needs_planner
+@pytest.mark.parametrize(
+    ("name", "value", "said"),
+    [(DEVICE, "emulator:zz", "no such chip to emulate: 'zz'"), (SEED_VARIABLE, "many", "is no seed")],
+)
+def test_what_the_emulator_cannot_take_is_no_backend(monkeypatch, name, value, said):
+    """So `auto` takes another, and commands end with exit code 2."""
+    from ttnn_moe import tenstorrent
+    from ttnn_moe.tenstorrent.device import probe
+
+    monkeypatch.setenv(DEVICE, "emulator")
+    monkeypatch.setenv(name, value)
+    tenstorrent.close_device()
+    found = probe()
+    assert not found.available and said in found.reason and found.remedy

@@ -94,7 +94,12 @@ def seed_of_environment() -> int:
     said = os.environ.get(SEED_VARIABLE) or "0"
     seed = natural(said)
     if seed is None:
-        raise ContractError(f"{SEED_VARIABLE} is no seed", got=repr(said), expected="a number from 0 on")
+        raise ContractError(
+            f"{SEED_VARIABLE} is no seed",
+            got=repr(said),
+            expected="a number from 0 on",
+            remedy=f"unset {SEED_VARIABLE}, or set it to a number",
+        )
     return seed
 
 
