@@ -66,7 +66,8 @@ def _in_the_way(where: Path) -> Path | None:
 
 def _closed(where: Path) -> Path | None:
     """The folder in which a folder that is not there would be made, if this user cannot write to it."""
-    near = next(path for path in (where, *where.parents) if os.path.isdir(path))  # raises for no path
+    # path.is_dir() would raise where this user may not look
+    near = next(path for path in (where, *where.parents) if os.path.isdir(path))
     return None if near == where or os.access(near, os.W_OK | os.X_OK) else near
 
 

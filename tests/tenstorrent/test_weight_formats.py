@@ -13,6 +13,7 @@ from ttnn_moe.errors import ContractError
 from ttnn_moe.tenstorrent import ComputeConfig, ExpertFormats, ModelFormats, host
 from ttnn_moe.tenstorrent.balance import prefer_split, visits
 from ttnn_moe.tenstorrent.emulator.formats import FORMATS, pack_blocks, unpack_blocks
+from ttnn_moe.tenstorrent.experts import weight_format
 
 
 @pytest.mark.parametrize(
@@ -151,3 +152,11 @@ def test_what_the_environment_names_is_loaded_once(said, monkeypatch):
     experts = Experts.dense(torch.zeros(2, 64, 32).bfloat16(), torch.zeros(2, 32, 32).bfloat16())
     assert host.loaded(experts) is host.loaded(experts) is found
     assert [options["weight_format"] for options in calls] == ["bfloat8_b"]
+
+
+def test_formats_that_the_environment_names_wrongly(monkeypatch):
+    monkeypatch.setenv("TTNN_MOE_TT_WEIGHTS", "zz")
+    with pytest.raises(
+        ContractError, match="TTNN_MOE_TT_WEIGHTS: unknown weight format; got 'zz'.*unset TTNN_MOE_TT_W"
+    ):
+        weight_format()

@@ -28,15 +28,28 @@ from . import files, tensors
 from .device import Device, open_device
 from .layer_sizes import Sizes
 from .programs import programs_of
-from .weight_formats import ComputeConfig, ExpertFormats
+from .weight_formats import ComputeConfig, ExpertFormats, ModelFormats
 from .weights import LAYOUT, TILE, in_bank_order
 
 WEIGHTS = "TTNN_MOE_TT_WEIGHTS"
 
 
 def weight_format() -> str:
-    """The formats that TTNN_MOE_TT_WEIGHTS names; default bfloat16."""
-    return os.environ.get(WEIGHTS) or str(ExpertFormats())
+    """The formats that TTNN_MOE_TT_WEIGHTS names; default bfloat16.
+
+    Raises:
+        ContractError: it names others.
+    """
+    named = os.environ.get(WEIGHTS)
+    if not named:
+        return str(ExpertFormats())
+    try:
+        ModelFormats.parse(named)
+    except ContractError as error:
+        raise ContractError(
+            f"{WEIGHTS}: {error.what}", got=error.got, expected=error.expected, remedy=f"correct or unset {WEIGHTS}"
+        ) from None
+    return named
 
 
 @dataclass(frozen=True, eq=False)

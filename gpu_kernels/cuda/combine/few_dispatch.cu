@@ -108,11 +108,7 @@ struct Warp {
 
 // This rank's tokens and masks to the other ranks. first: of this warp's first item.
 __device__ void Warp::send(u32 first_to, uint4 first_columns) const {
-    if (blockIdx.x == 0 && warp == 0) {
-        if (lane < R) {
-            store_relaxed_sys(tokens(lane, rank()), word(T));
-        }
-    }
+    if (blockIdx.x == 0 && warp == 0 && lane < R) store_relaxed_sys(tokens(lane, rank()), word(T));
     int items = 0;
     for (int item = node.first(warp); item < T * chunks; item += step()) {
         const int t = item / chunks, chunk = item % chunks, v = chunk * 32 + lane;
