@@ -14,7 +14,7 @@ from torch import Tensor
 from ttnn_moe.cuda.router import clustered
 from ttnn_moe.decoder import torch_forms
 from ttnn_moe.errors import BackendUnavailable
-from vllm_layers import REAL, tiny, warnings
+from vllm_layers import REAL, tiny
 from vllm_whole import built, config_of, held, kinds, logits
 
 pytestmark = [
@@ -96,19 +96,41 @@ def test_vllm_still_sees_the_ids(whole: Any, launches: list[int], tmp_path: Path
     assert len(launches) == 2 and [tuple(of.shape) for of in seen] == [(5, model.config.num_experts_per_tok)] * 2
 
 
+@pytest.mark.parametrize("skipped", [True, False])
+def test_padding_that_vllm_knows_names_no_expert(
+    whole: Any, launches: list[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, skipped: bool
+) -> None:
+    """From vLLM 0.33 on, which says so to its own kernel."""
+    from vllm.forward_context import override_forward_context
+    from vllm.model_executor.layers.fused_moe.router import fused_topk_router
+
+    if not hasattr(fused_topk_router, "_get_padding_mask"):
+        pytest.skip("this vLLM routes padding, too")
+    monkeypatch.setenv("VLLM_MOE_SKIP_PADDING", str(int(skipped)))
+    layer = built(config_of(tiny(tmp_path)), kinds()[1]).model.layers[0]
+    x = torch.randn(4, layer.mlp.gate.weight.shape[1])
+    with override_forward_context(SimpleNamespace(is_padding=torch.arange(9) >= 3)):
+        weights, ids = runner_of(layer).router._compute_routing(x, layer.mlp.gate(x)[0], torch.int32)
+    assert launches == [4] and bool((ids[:3] >= 0).all()) and bool((ids[3] == -1).all()) == skipped
+    assert weights.shape == ids.shape
+
+
 CHANGES = {
     "no gate": lambda runner: setattr(runner, "gate", None),
     "bias": lambda runner: setattr(runner.gate, "bias", torch.nn.Parameter(torch.zeros(1))),
     "quantised": lambda runner: setattr(runner.gate, "quant_method", object()),
     "with a shared expert's": lambda runner: setattr(runner, "_fse_fuse_gate", True),
+    "no pair": lambda runner: setattr(runner.gate, "return_bias", False),
+    "context parallelism": lambda runner: setattr(runner.moe_config.moe_parallel_config, "pcp_size", 2),
     "sigmoid": lambda runner: setattr(runner.router, "scoring_func", "sigmoid"),
     "another router": lambda runner: setattr(runner, "router", SimpleNamespace(scoring_func="softmax")),
-    "more experts": lambda runner: setattr(runner.router, "global_num_experts", 1),
+    "fewer experts": lambda runner: setattr(runner.router, "global_num_experts", 1),
+    "other experts": lambda runner: setattr(runner.moe_config, "num_logical_experts", 1),
 }
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_what_vllm_routes_itself(whole: Any, launches: list[int], tmp_path: Path, name: str) -> None:
+def test_what_vllm_routes_itself(lines: list[Any], whole: Any, launches: list[int], tmp_path: Path, name: str) -> None:
     from ttnn_moe.integrations.vllm import router
 
     config = config_of(tiny(tmp_path))
@@ -118,6 +140,7 @@ def test_what_vllm_routes_itself(whole: Any, launches: list[int], tmp_path: Path
     del gate.forward, of._compute_routing
     CHANGES[name](runner)
     router.take(held(layer.mlp.experts), router.layers_of(config))
+    assert [text for _, text in lines if "routers of MoE layers stay with vLLM: " in text]
     assert "forward" not in vars(gate) and "_compute_routing" not in vars(of)
 
 
@@ -132,7 +155,7 @@ def test_a_kernel_that_cannot_be_compiled(
     monkeypatch.setattr(clustered, "compile_ahead", fails)
     model = built(config_of(tiny(tmp_path)), kinds()[1])
     assert not any("forward" in vars(layer.mlp.gate) for layer in model.model.layers)
-    assert [text for text in warnings(lines) if "routers of MoE layers stay with vLLM: kernels cannot" in text]
+    assert [text for _, text in lines if "routers of MoE layers stay with vLLM: kernels cannot" in text]
 
 
 def test_where_no_kernel_serves_vllm_routes(whole: Any, tmp_path: Path) -> None:

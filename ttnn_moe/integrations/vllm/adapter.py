@@ -142,9 +142,9 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
                 self._may_serve = False
                 self._choose(*self._vllms)
         super().process_weights_after_loading(layer)
-        if self._served is not None and first:
-            self.moe_kernel.fused_experts.served = self._served
-            if self._direct and self.adds is None:
+        if self._served is not None:
+            self.moe_kernel.fused_experts.served = self._served  # vLLM may have made another kernel
+            if first and self._direct and self.adds is None:
                 router.take(layer, self._layers)
 
     def _try(self, layer: Any) -> ServedLayer | None:

@@ -7,6 +7,7 @@ package's kernel takes, the gate hands its tokens on, and the router asks the ke
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -24,46 +25,60 @@ def layers_of(config: Any) -> Mapping[str, Any]:
 
 
 def take(layer: Any, layers: Mapping[str, Any]) -> None:
-    """Route a loaded layer by the kernel from now on, where it can.
+    """Route a loaded layer by the kernel from now on; or say why vLLM routes it.
 
     Args:
         layer: as a method of vLLM's has it. layers: see layers_of.
     """
-    if ROUTER.why_not(installed) is not None:
-        return
+    reason = ROUTER.why_not(installed) or _take(layer, layers)
+    if reason is not None:
+        say.info(f"routers of MoE layers stay with vLLM: {reason}")
+
+
+def _take(layer: Any, layers: Mapping[str, Any]) -> str | None:
     runner = getattr(layer, "runner", None) or layers.get(getattr(layer, "layer_name", ""))
-    if runner is None or not _plain(runner):
-        return
+    if runner is None:
+        return "no runner of vLLM's has the layer"
+    if (reason := _why_not(runner)) is not None:
+        return reason
     gate, router = runner.gate, runner.router
     routing = OneLaunch(gate, router)
-    most = next((T for T in clustered.MOST if routing.serves(gate.weight.new_empty(T, gate.weight.shape[1]))), 0)
-    if not most:
-        return
+    one = gate.weight.new_empty(1, gate.weight.shape[1])
+    if (reason := routing.why_not(one)) is not None:
+        return f"{clustered.NAME}: {reason}"
     try:
         clustered.compile_ahead(gate.weight, router.top_k, router.renormalize)
     except TtnnMoeError as error:
-        say.warning(f"routers of MoE layers stay with vLLM: {error}")
-        return
+        return str(error)
     gate.forward, router._compute_routing = routing.gate, routing.route
+    most = next(T for T in (*clustered.MOST, 1) if routing.why_not(one.expand(T, -1).contiguous()) is None)
     say.info(f"routes up to {most} tokens of a step by {clustered.NAME}")
+    return None
 
 
-def _plain(runner: Any) -> bool:
-    """Whether vLLM's runner multiplies by one dense weight, and takes the K largest of a softmax."""
+def _why_not(runner: Any) -> str | None:
+    """Why vLLM's runner does not multiply by one dense weight, and take the K largest of a softmax; None: it does."""
     from vllm.model_executor.layers.fused_moe.router.fused_topk_router import FusedTopKRouter
     from vllm.model_executor.layers.fused_moe.router.gate_linear import GateLinear
     from vllm.model_executor.layers.linear import ReplicatedLinear, UnquantizedLinearMethod
 
-    gate, router = runner.gate, runner.router
-    return (
-        type(gate) in (ReplicatedLinear, GateLinear)
-        and type(gate.quant_method) is UnquantizedLinearMethod
-        and gate.bias is None
-        and not getattr(runner, "_fse_fuse_gate", True)
-        and type(router) is FusedTopKRouter
-        and router.scoring_func == "softmax"
-        and router.global_num_experts == gate.weight.shape[0]
-    )
+    gate, router, moe = runner.gate, runner.router, runner.moe_config
+    if gate is None:
+        return "the model itself multiplies by the router's weight"
+    if type(gate) not in (ReplicatedLinear, GateLinear) or not getattr(gate, "return_bias", True):
+        return f"the router's weight is a {type(gate).__name__}"
+    if type(gate.quant_method) is not UnquantizedLinearMethod or gate.bias is not None:
+        return "the router's weight is quantised, or has a bias"
+    if getattr(runner, "_fse_fuse_gate", True):
+        return "the router's weight is joined with that of a shared expert"
+    if type(router) is not FusedTopKRouter or router.scoring_func != "softmax":
+        return "the K largest of a softmax are not what it chooses"
+    # experts that EPLB holds twice have one row
+    if moe.num_logical_experts != gate.weight.shape[0] or router.global_num_experts < gate.weight.shape[0]:
+        return "its weight has no row for each expert"
+    if moe.pcp_size > 1:
+        return "tokens are exchanged between logits and choice (context parallelism)"
+    return None
 
 
 class OneLaunch:
@@ -72,23 +87,26 @@ class OneLaunch:
     def __init__(self, gate: Any, router: Any):
         self._linear, self._router = gate, router
         self._logits, self._choose = gate.forward, router._compute_routing
+        # from vLLM 0.33 on: tokens of a step -> [T] bool, which of them are a graph's padding; or None
+        self._padding = getattr(sys.modules[type(router).__module__], "_get_padding_mask", lambda T: None)
 
     def _arguments(self, x: Tensor) -> tuple[Any, ...]:
         return x, None, 0.0, self._linear.weight, self._router.top_k, self._router.renormalize
 
-    def serves(self, x: Tensor) -> bool:
-        """Whether the kernel takes x [T, H]."""
-        return clustered.why_not(x.device, *self._arguments(x)) is None
+    def why_not(self, x: Tensor) -> str | None:
+        """Why the kernel does not take x [T, H]; None: it does."""
+        return clustered.why_not(x.device, *self._arguments(x))
 
     def gate(self, x: Tensor) -> tuple[Tensor, Any]:
         """Logits [T, E] of x [T, H]; or x itself, where `route` does without."""
-        return (x, None) if self.serves(x) else self._logits(x)
+        return (x, None) if self.why_not(x) is None else self._logits(x)
 
     def route(
         self, hidden_states: Tensor, router_logits: Tensor, indices_type: Any, *, input_ids: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Weights and ids [T, K] of hidden_states [T, H]."""
+        """Weights and ids [T, K] of hidden_states [T, H]; of a graph's padding -1, where vLLM says which that is."""
         if router_logits is not hidden_states:
             return self._choose(hidden_states, router_logits, indices_type, input_ids=input_ids)
         ids, weights, _ = clustered.launch(*self._arguments(hidden_states))
-        return weights, ids
+        padding = self._padding(len(ids))
+        return weights, ids if padding is None else ids.masked_fill_(padding[:, None], -1)
