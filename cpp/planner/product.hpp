@@ -106,7 +106,8 @@ class ProductProgram {
 void check_fits(const Program& program, const Machine& machine, const std::string& what);
 
 // The first of these that fits L1: plan(home_bytes, kMostAhead), plan(home_bytes, 1), then with a half, a
-// quarter .. of home_bytes, down to one window of one block. Throws as check_fits where none does.
+// quarter .. of home_bytes, down to one slot a core, or as many as one block takes.
+// Throws as check_fits where none does.
 Program plan_to_fit(const Machine& machine, const std::string& what, std::uint64_t home_bytes,
                     const std::function<Program(std::uint64_t home_bytes, std::uint32_t ahead)>& plan);
 

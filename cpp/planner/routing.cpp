@@ -51,7 +51,6 @@ Program plan_routing(const Problem& problem, const Machine& machine) {
                                  {"share", share},
                                  {"readers", readers},
                                  {"owners", owners},
-                                 {"cores", cores.size()},
                                  {"grid_columns", machine.grid.x},
                                  {"row_tokens", tokens},
                                  {"page_bytes", page_bytes},

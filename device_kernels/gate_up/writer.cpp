@@ -7,7 +7,7 @@
 // | out       [rows, I]                 bf16                        tiles  out  an expert's rows start at multiples of 32
 //
 // | cb_plan_w    schedule page             <- reader
-// | cb_w         weight tiles of an expert -> compute; for each piece, each k, one of each weight: k_max * weights
+// | cb_w         weight tiles of an expert -> compute; for each piece those of weight_0, then of weight_1: k_max * weights
 // | cb_part_out  partial sums to pass on   <- compute
 // | cb_part_in   partial sums passed here  -> compute
 // | cb_out       finished tiles            <- compute

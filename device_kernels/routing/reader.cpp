@@ -6,7 +6,7 @@
 // | device_expert_mapping  [1, E_local]  int32  row-major, one page      in  global index of each local expert
 //
 // | cb_table   scratch: local index of each global expert, then the mapping
-// | cb_input   scratch: ids, then weights of the share; page_bytes a token
+// | cb_input   scratch: of each token of the share its ids, then its weights; page_bytes each
 // | cb_record  the lists: number of tokens of each local expert, then its tokens (uint32) and weights (fp32)
 //
 // Tokens are listed in ascending order. The writers of the cores that own the experts read the lists when all

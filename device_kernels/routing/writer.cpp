@@ -23,7 +23,6 @@
 
 namespace {
 
-constexpr uint32_t kCores = get_named_compile_time_arg_val("cores");
 constexpr uint32_t kRowTokens = get_named_compile_time_arg_val("row_tokens");
 constexpr uint32_t kMappingOffset = get_named_compile_time_arg_val("mapping_offset");
 constexpr uint32_t cb_pulled = get_named_compile_time_arg_val("cb_pulled");

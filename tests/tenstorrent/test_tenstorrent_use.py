@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -21,6 +22,7 @@ from ttnn_moe.tenstorrent.backend import TenstorrentBackend  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
 from ttnn_moe.tenstorrent.layer_sizes import Sizes, plan_layer  # noqa: E402
 from ttnn_moe.tenstorrent.runtime import DEVICE  # noqa: E402
+from ttnn_moe.tenstorrent.too_large import too_large  # noqa: E402
 from ttnn_moe.tenstorrent.weight_formats import FORMATS  # noqa: E402
 
 pytestmark = pytest.mark.usefixtures("emulated", "no_files")
@@ -296,7 +298,7 @@ def test_experts_too_large_for_l1_are_refused_with_what_helps(opened: bool, monk
     said = TenstorrentBackend().why_not(problem)
     assert said is not None and "no room for its share of an expert" in said and "8x8 cores" in said
     remedies = said.split("to fix it: ")[1]
-    assert "TTNN_MOE_TT_WEIGHTS=bfloat8_b" in remedies and "split=True) on a mesh of 1x" in remedies, remedies
+    assert "TTNN_MOE_TT_WEIGHTS=bfloat8_b,bfloat16)" in remedies and "split=True) on a mesh of 1x" in remedies, remedies
     assert "p150" in remedies
     # every one is true
     monkeypatch.setenv("TTNN_MOE_TT_WEIGHTS", remedies.split("TTNN_MOE_TT_WEIGHTS=")[1].split(")")[0])
@@ -307,6 +309,25 @@ def test_experts_too_large_for_l1_are_refused_with_what_helps(opened: bool, monk
     assert TenstorrentBackend().why_not(problem) is None
     monkeypatch.setenv(DEVICE, "")
     assert TenstorrentBackend().why_not(problem) is None, "a card says what it is when it is opened"
+
+
+@pytest.mark.parametrize(
+    ("form", "fits"), [("bfloat4_b,bfloat16", "bfloat4_b,bfloat8_b"), ("bfloat16,layout=banked", "layout=banked")]
+)
+def test_a_format_that_fits_changes_as_little_as_it_can(form: str, fits: str) -> None:
+    """Of gate and up, or of down; the layout stays."""
+    device = Device.to_plan_for(_planner.find_chip("n150"), 1)
+    sizes = Sizes(8, 8, 2, 4096, 3072 if "4_b" in form else 2048, form)
+    said = str(too_large(device, sizes, "down does not fit"))
+    found = said.split("weight_format='")[1].split("'")[0]
+    assert fits in found
+    plan_layer(replace(sizes, weight_format=found), device.machine, 32)
+
+
+def test_too_many_experts_for_the_lists_of_routing() -> None:
+    device = Device.to_plan_for(_planner.find_chip("n150"), 1)
+    said = str(too_large(device, Sizes(16384, 16384, 8, 64, 64, "bfloat16"), "routing does not fit a core's L1"))
+    assert "lists of routing" in said and "fewer experts a device" in said
 
 
 def test_the_documented_largest_experts_are_the_planner_s() -> None:
@@ -331,7 +352,7 @@ def test_too_large_experts_are_refused_before_weights_move(monkeypatch: pytest.M
         experts = ttnn_moe.Experts.dense(
             torch.empty(2, 2 * shape[1], shape[0], dtype=torch.bfloat16), torch.empty(2, *shape, dtype=torch.bfloat16)
         )
-    with pytest.raises(ContractError, match="no room for its share of an expert.*weight_format='bfloat8_b'"):
+    with pytest.raises(ContractError, match="no room for its share of an expert.*weight_format='bfloat8_b,bfloat16'"):
         tenstorrent.load_experts(experts)
 
 

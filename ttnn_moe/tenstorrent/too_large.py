@@ -6,6 +6,7 @@ with the bytes of a weight, with the number of cores, and with I where the chips
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ContractError
 from .device import Device
 from .layer_sizes import Sizes, plan_layer
-from .weight_formats import FORMATS
+from .weight_formats import FORMATS, ExpertFormats
 
 if TYPE_CHECKING:
     from .._planner import Machine
@@ -28,6 +29,13 @@ def too_large(device: Device, sizes: Sizes, reason: str) -> ContractError:
         reason: the planner's.
     """
     x, y = device.machine.grid
+    if reason.startswith("routing"):
+        return ContractError(
+            "a core has no room for the lists of routing",
+            got=f"E={sizes.E}, E_local={sizes.E_local}; {reason.partition(';')[0]}",
+            expected="sizes with a program for 32 tokens",
+            remedy="fewer experts a device",
+        )
     return ContractError(
         "a core has no room for its share of an expert",
         got=f"H={sizes.H}, I={sizes.I}, {sizes.weight_format} weights on {x}x{y} cores; {reason.partition(';')[0]}",
@@ -44,13 +52,19 @@ def _fits(machine: Machine, sizes: Sizes, **change: Any) -> bool:
     return True
 
 
+def _narrower(formats: ExpertFormats) -> list[str]:
+    """Formats of no more bits for gate and up, and for down, the least change first."""
+    up, down = (FORMATS[FORMATS.index(form) :] for form in (formats.gate_up, formats.down))
+    pairs = sorted(itertools.product(range(len(up)), range(len(down))), key=lambda pair: (sum(pair), max(pair)))
+    return [str(replace(formats, gate_up=up[i], down=down[j])) for i, j in pairs[1:]]
+
+
 def _remedies(device: Device, sizes: Sizes) -> Iterable[str]:
     """Of formats, meshes and chips, the smallest change for which there are programs."""
     from .. import _planner
 
     machine, D = device.machine, device.D
-    narrower = FORMATS[1 + FORMATS.index(sizes.formats.gate_up) :]
-    form = next((form for form in narrower if _fits(machine, sizes, weight_format=form)), None)
+    form = next((form for form in _narrower(sizes.formats) if _fits(machine, sizes, weight_format=form)), None)
     if form is not None:
         yield f"weight_format={form!r} (TTNN_MOE_TT_WEIGHTS={form})"
     split = D > 1 and sizes.E_local == sizes.E

@@ -41,7 +41,7 @@ class PeerStopped(TtnnMoeError, RuntimeError):
 
 
 class Transport(Protocol):
-    """One rank's view of its group. counter TAIL and DONE lie at a ring's target, HEAD at its source."""
+    """One rank's view of its group. counter: TAIL, which lies at a ring's target, or HEAD, at its source."""
 
     rank: int
     R: int
