@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ...cuda.router import clustered
 from ...errors import TtnnMoeError
+from ...visible import said
 from . import say
 from .surface import ROUTER, installed
 
@@ -30,7 +31,10 @@ def take(layer: Any, layers: Mapping[str, Any]) -> None:
     Args:
         layer: as a method of vLLM's has it. layers: see layers_of.
     """
-    reason = ROUTER.why_not(installed) or _take(layer, layers)
+    try:
+        reason = ROUTER.why_not(installed) or _take(layer, layers)
+    except Exception as error:  # vLLM starts without the kernel, whatever a version of it holds
+        reason = str(error) if isinstance(error, TtnnMoeError) else said(error)
     if reason is not None:
         say.info(f"routers of MoE layers stay with vLLM: {reason}")
 
@@ -46,10 +50,7 @@ def _take(layer: Any, layers: Mapping[str, Any]) -> str | None:
     one = gate.weight.new_empty(1, gate.weight.shape[1])
     if (reason := routing.why_not(one)) is not None:
         return f"{clustered.NAME}: {reason}"
-    try:
-        clustered.compile_ahead(gate.weight, router.top_k, router.renormalize)
-    except TtnnMoeError as error:
-        return str(error)
+    clustered.compile_ahead(gate.weight, router.top_k, router.renormalize)
     gate.forward, router._compute_routing = routing.gate, routing.route
     most = next(T for T in (*clustered.MOST, 1) if routing.why_not(one.expand(T, -1).contiguous()) is None)
     say.info(f"routes up to {most} tokens of a step by {clustered.NAME}")
@@ -72,10 +73,10 @@ def _why_not(runner: Any) -> str | None:
     if getattr(runner, "_fse_fuse_gate", True):
         return "the router's weight is joined with that of a shared expert"
     if type(router) is not FusedTopKRouter or router.scoring_func != "softmax":
-        return "the K largest of a softmax are not what it chooses"
+        return "they do not choose the K largest of a softmax"
     # experts that EPLB holds twice have one row
     if moe.num_logical_experts != gate.weight.shape[0] or router.global_num_experts < gate.weight.shape[0]:
-        return "its weight has no row for each expert"
+        return "their weight has no row for each expert"
     if moe.pcp_size > 1:
         return "tokens are exchanged between logits and choice (context parallelism)"
     return None
