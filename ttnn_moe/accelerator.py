@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 ACCELERATORS = ("cuda", "npu")
+NO_DEVICE = (AssertionError, ImportError, RuntimeError, TypeError, ValueError)
+"""What torch raises for a device that is not here: it depends on the device, and on how torch was built."""
 _STAY = nullcontext()  # one for all: every operator asks
 
 

@@ -232,15 +232,14 @@ def why(
     layer = Layer("layer", experts, topk, hidden, intermediate, kind, _format(format))
     counts = _tokens(tokens)
     problems = [layer.problem(T, where) for T in counts]
-    if operators:  # before anything is printed
-        explain.where_operators_run(where)
-        if max(counts) > MOST:
-            raise RequestError("too many tokens", got=max(counts), expected=f"at most {MOST} with --operators")
+    there = explain.where_operators_run(where) if operators else None  # before anything is printed
+    if there is not None and max(counts) > MOST:
+        raise RequestError("too many tokens", got=max(counts), expected=f"at most {MOST} with --operators")
     if device is None:
         typer.echo(f"tensors on {where}: {'a' if here else 'no'} GPU is here")
     explain.print_moe(problems, backend, console)
-    if operators:
-        explain.print_operators(counts, hidden, heads, kv_heads, head_dim, experts, topk, kind, where, console)
+    if there is not None:
+        explain.print_operators(counts, hidden, heads, kv_heads, head_dim, experts, topk, kind, there, console)
 
 
 def _tokens(text: str) -> list[int]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from .accelerator import NO_DEVICE
 from .activations import ACTIVATIONS, SILU
 from .arguments import is_size
 from .errors import ContractError
@@ -249,12 +250,7 @@ class Experts:
         try:
             there = torch.device(device)
             torch.empty(0, device=there)
-        except (
-            AssertionError,
-            ImportError,
-            RuntimeError,
-            TypeError,
-        ) as error:  # what torch raises depends on how it was built
+        except NO_DEVICE as error:
             raise ContractError(
                 "no device",
                 got=f"{shown(device)}: {str(error).partition(chr(10))[0]}",

@@ -8,6 +8,7 @@ import torch
 from rich.console import Console
 
 from . import decoder, registry
+from .accelerator import NO_DEVICE
 from .contract import Problem
 from .errors import RequestError
 from .tables import plain, print_table
@@ -52,7 +53,7 @@ def where_operators_run(device: str) -> torch.device:
     here = torch.device(device if device != "cuda" or torch.cuda.is_available() else "cpu")
     try:
         torch.empty(0, device=here)
-    except (RuntimeError, AssertionError, ImportError):  # which one depends on the device
+    except NO_DEVICE:
         raise RequestError("torch cannot use this device", got=device, expected="cuda or cpu") from None
     return here
 
@@ -66,14 +67,13 @@ def print_operators(
     E: int,
     K: int,
     dtype: torch.dtype,
-    device: str,
+    device: torch.device,
     console: Console,
 ) -> None:
     """The other operators of a decoder layer: one table for each answer. Arguments as decoder.why."""
-    here = where_operators_run(device)
     answers: dict[tuple[decoder.Why, ...], list[int]] = {}
     for T in tokens:
-        answers.setdefault(tuple(decoder.why(T, H, heads, kv_heads, head_dim, E, K, dtype, here)), []).append(T)
+        answers.setdefault(tuple(decoder.why(T, H, heads, kv_heads, head_dim, E, K, dtype, device)), []).append(T)
     for rows, same in answers.items():
         title = f"Other operators of a decoder layer, {' '.join(f'T={T}' for T in same)}"
         cells = [(row.operator, plain(row.runs), plain(_refused(row))) for row in rows]

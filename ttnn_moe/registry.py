@@ -71,7 +71,7 @@ def probe(name: str) -> Probe:
         BackendUnavailable: no backend of that name.
     """
     if name not in _TARGETS:
-        raise BackendUnavailable("no such backend", got=repr(name), expected=f"one of {[AUTO, *_TARGETS]}")
+        raise _no_such(repr(name))
     try:
         return _class(name).probe()
     except Exception as error:  # a broken optional package must not take the others down
@@ -172,13 +172,12 @@ def _asked(name: str) -> str:
         return name
     found = os.environ.get(ENV) or AUTO
     if found not in (AUTO, *_TARGETS):
-        raise BackendUnavailable(
-            "no such backend",
-            got=f"{shown(found)}, of {ENV}",
-            expected=f"one of {[AUTO, *_TARGETS]}",
-            remedy=f"correct or unset {ENV}",
-        )
+        raise _no_such(f"{shown(found)}, of {ENV}", f"correct or unset {ENV}")
     return found
+
+
+def _no_such(got: str, remedy: str | None = None) -> BackendUnavailable:
+    return BackendUnavailable("no such backend", got=got, expected=f"one of {[AUTO, *_TARGETS]}", remedy=remedy)
 
 
 def _of_environment(name: str) -> str:

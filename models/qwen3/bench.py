@@ -29,7 +29,7 @@ from .runtime.generate import check_fits, default_chunk, generate
 from .runtime.language_model import LanguageModel
 from .runtime.requests import check_request
 from .tt import request
-from .weights import device_of, dtype_of, load_model, randomize
+from .weights import check_computes, device_of, dtype_of, load_model, randomize
 
 MOST = 1 << 20
 
@@ -61,8 +61,7 @@ def bench(
     options = request.Options(mesh, device, dtype, kv=kv)
     on_chips = request.asked_for(backend, device)
     place = torch.device("cpu") if on_chips else device_of(device, backend)
-    if place.type == "meta":
-        raise RequestError("the device holds no values", got="meta", expected="a device that computes, as cuda or cpu")
+    check_computes(place)
     kind = torch.bfloat16 if on_chips else dtype_of(dtype) or sizes.dtype or torch.bfloat16
     prompt_tokens, context = batch * prompt_len, prompt_len + new_tokens
     if min(batch, prompt_len, new_tokens) < 1:

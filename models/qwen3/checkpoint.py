@@ -183,7 +183,7 @@ def _files(directory: Path) -> list[Path]:
         return [single]
     if not index.is_file():
         for path in (single, index):
-            is_file(path)
+            is_file(path)  # raises where something else is in its place
         there = sorted(path.name for path in directory.glob("*.safetensors"))
         pickled = sorted(path.name for path in directory.glob("pytorch_model*.bin"))
         only = f", only {', '.join(pickled[:3])}" if pickled else ""
@@ -203,7 +203,7 @@ def _files(directory: Path) -> list[Path]:
                 f"{index} names files outside the checkpoint", got=outside, expected="names without a folder"
             )
         if absent := [name for name in names if not (directory / name).is_file()]:
-            is_file(directory / absent[0])
+            is_file(directory / absent[0])  # raises where something else is in its place
             raise CheckpointError(
                 f"{directory} lacks files that {INDEX} names", got=f"no {', '.join(absent[:9])}", remedy="fetch them"
             )

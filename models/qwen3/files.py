@@ -45,12 +45,15 @@ def is_file(path: Path) -> bool:
     """
     if path.is_file():
         return True
-    if not path.is_symlink() and not path.exists():
+    if path.is_dir():
+        kind = "a directory"
+    elif path.exists():
+        kind = "no regular file"
+    elif path.is_symlink():
+        kind = f"a link to {path.readlink()}, which is not there"
+    else:
         return False
-    kind = f"a link to {path.readlink()}, which is not there" if not path.exists() else "no regular file"
-    raise CheckpointError(
-        f"{path} is {'a directory' if path.is_dir() else kind}", expected="a file", remedy="download or copy it again"
-    )
+    raise CheckpointError(f"{path} is {kind}", expected="a file", remedy="download or copy it again")
 
 
 @contextmanager

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 
 from ttnn_moe import registry
-from ttnn_moe.accelerator import on_host
+from ttnn_moe.accelerator import NO_DEVICE, on_host
 from ttnn_moe.arguments import FLOATS, as_integer, names_of
 from ttnn_moe.contract import HIDDEN_DTYPES, Problem
 from ttnn_moe.errors import CheckpointError, RequestError
@@ -125,8 +125,14 @@ def device_of(device: torch.device | str | None, backend: str) -> torch.device:
         )
     try:
         return torch.empty(0, device=device).device
-    except (RuntimeError, AssertionError, ValueError) as error:  # what torch raises depends on how it was built
+    except NO_DEVICE as error:
         raise RequestError(f"no device {device} here", got=str(error).splitlines()[0], remedy="use cpu") from error
+
+
+def check_computes(device: torch.device) -> None:
+    """Raise RequestError for meta."""
+    if device.type == "meta":
+        raise RequestError("the device holds no values", got="meta", expected="a device that computes, as cuda or cpu")
 
 
 def randomize(model: Qwen3Moe, seed: int = 0) -> None:

@@ -94,7 +94,7 @@ def test_what_a_request_may_not_ask(name: str, values: list[Any]) -> None:
         check_words(error.value)
 
 
-@pytest.mark.parametrize("device", [3.5, True, [], b"cpu", torch.float32, Broken(), 10**30, "", "cuda:99", -1])
+@pytest.mark.parametrize("device", [3.5, True, [], b"cpu", torch.float32, Broken(), 10**30, "", "cuda:99", "hpu", -1])
 def test_what_is_no_device(device: Any) -> None:
     with pytest.raises(RequestError, match="device is no device|no device .*here") as error:
         load_model(TINY, backend="reference", device=device)

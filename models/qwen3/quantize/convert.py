@@ -24,7 +24,7 @@ from ..checkpoint import EXPERTS, Checkpoint
 from ..files import Fields, is_file, path_of, read_bytes, reading, size
 from ..pieces import Progress, bytes_of
 from ..weight_formats import FORMATS, QUANTISED
-from ..weights import device_of
+from ..weights import check_computes, device_of
 from .calibrate import Activations, Calibration, Routed, expert_output, memory_needed
 from .output import CONFIG, Output, check_out
 
@@ -97,12 +97,8 @@ class Conversion:
         self._check_sizes(directory)
         default = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = device_of(default if device is None else device, "reference")
-        if self.device.type == "meta":
-            raise RequestError(
-                "the device of a conversion holds no values",
-                got="meta",
-                expected="a device that computes, as cuda or cpu",
-            )
+        check_computes(self.device)
+        self.copied = [path for name in COPIED if is_file(path := checkpoint.directory / name)]
         self.calibration = None
         if calibrate is not None:
             self.calibration = Calibration.of_file(calibrate, checkpoint.directory, config, tokens)
@@ -194,10 +190,8 @@ class Conversion:
                         activations.add(self._output(experts, routed))
                     fewest = min(map(len, routed.tokens) if fewest is None else [fewest, *map(len, routed.tokens)])
                 step(steps[i] - (done - before))
-            for name in COPIED:
-                path = self.source.directory / name
-                if is_file(path):
-                    output.write_bytes(name, read_bytes(path))
+            for path in self.copied:
+                output.write_bytes(path.name, read_bytes(path))
             where = {name: self.shard(i) for i, parts in enumerate(self.contents) for name in parts}
             config = Fields.of_file(self.source.directory / CONFIG).values
             output.finish(config, where, self.disk)

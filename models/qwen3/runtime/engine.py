@@ -330,7 +330,7 @@ class Engine:
         self._end_lost()
         out: list[Token] = []
         scheduler, stats = self.scheduler, self.stats
-        if all(request.over for request in self._together):
+        if all(request.over for request in reversed(self._together)):  # the last ones mostly end last
             self._together, scheduler.chunk = (), self._chunk
         try:
             self._life.stepping = True

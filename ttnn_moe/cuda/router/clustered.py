@@ -80,14 +80,12 @@ def _launch(
     )
 
 
-def compile_ahead(weight: Tensor, K: int, renormalise: bool) -> None:
-    """Compile the kernels without a norm that the store lacks. Nothing where none serves."""
+def compile_ahead(weight: Tensor, K: int, renormalise: bool) -> int:
+    """Compile the kernels without a norm that the store lacks; the most tokens that they serve. 0: none serves."""
     (E, H), device = weight.shape, weight.device
-    pool.compile_missing(
-        spec_of(weight.dtype, H, E, K, renormalise, groups(T), norm=False)
-        for T in MOST
-        if why_not(device, weight.new_empty(T, H), None, 0.0, weight, K, renormalise) is None
-    )
+    tokens = [T for T in MOST if why_not(device, weight.new_empty(T, H), None, 0.0, weight, K, renormalise) is None]
+    pool.compile_missing([spec_of(weight.dtype, H, E, K, renormalise, groups(T), norm=False) for T in tokens])
+    return max(tokens, default=0)
 
 
 def groups(T: int) -> int:
@@ -101,9 +99,7 @@ def spec_of(
     """The kernel of these sizes; groups: see `groups`."""
     fp16 = dtype == torch.float16
     sizes = {"SLICES": H // SLICE, "TILES": E // TILE, "TOP_K": K, "RENORMALISE": renormalise, "GROUPS": groups}
-    if not norm:
-        sizes["NORM"] = 0
-    return spec.Spec.of("sm90/norm_route", HOPPER.name, FP16=fp16, **sizes)
+    return spec.Spec.of("sm90/norm_route", HOPPER.name, FP16=fp16, NORM=norm, **sizes)
 
 
 def shared_memory(E: int, groups: int = 1) -> int:

@@ -47,12 +47,10 @@ def _take(layer: Any, layers: Mapping[str, Any]) -> str | None:
         return reason
     gate, router = runner.gate, runner.router
     routing = OneLaunch(gate, router)
-    one = gate.weight.new_empty(1, gate.weight.shape[1])
-    if (reason := routing.why_not(one)) is not None:
+    if (reason := routing.why_not(gate.weight.new_empty(1, gate.weight.shape[1]))) is not None:
         return f"{clustered.NAME}: {reason}"
-    clustered.compile_ahead(gate.weight, router.top_k, router.renormalize)
+    most = clustered.compile_ahead(gate.weight, router.top_k, router.renormalize)
     gate.forward, router._compute_routing = routing.gate, routing.route
-    most = next(T for T in (*clustered.MOST, 1) if routing.why_not(one.expand(T, -1).contiguous()) is None)
     say.info(f"routes up to {most} tokens of a step by {clustered.NAME}")
     return None
 
