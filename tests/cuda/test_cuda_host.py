@@ -122,7 +122,9 @@ def test_sort_of_more_pairs_than_registers_hold(seed: int, sorters: Sorters, ker
         ("return seen + before;", "return before;"),
         ("base[e] + mine[e] + ranks[i]", "base[e] + ranks[i]"),
         ("const int n = min((each + (i < more)) * GRANULE", "const int n = min(tile_rows"),
-        ("const int each = parts ? granules / parts : 0", "const int each = parts ? granules / parts + 1 : 0"),
+        ("parts > 1 ? granules / parts : granules", "parts > 1 ? granules / parts + 1 : granules"),
+        ("rows <= tile_rows ? rows > 0 : ", "rows < tile_rows ? rows > 1 : "),
+        ("row_tokens[row] = tokens[i]", "row_tokens[row] = tokens[0]"),
     ],
 )
 def test_a_mistake_of_the_sort_is_seen(

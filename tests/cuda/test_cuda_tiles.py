@@ -171,7 +171,7 @@ def test_a_block_that_sorts_fits_and_has_a_thread_for_each_expert(problem: Probl
     ("capability", "pairs", "sorters"),
     [
         ((9, 0), 1, Sorters(128)),
-        ((9, 0), 512, Sorters(256)),
+        ((9, 0), 512, Sorters(512)),
         ((9, 0), 513, Sorters(128, cluster=8)),
         ((9, 0), 1 << 20, Sorters(1024, cluster=8)),
         ((8, 0), 2048, Sorters(1024)),
@@ -181,7 +181,7 @@ def test_a_block_that_sorts_fits_and_has_a_thread_for_each_expert(problem: Probl
     ids=str,
 )
 def test_more_blocks_sort_more_pairs(capability: tuple[int, int], pairs: int, sorters: Sorters) -> None:
-    """One block up to 512 pairs on Hopper, and up to 2,048 before; a thread for two pairs, 128 threads at least."""
+    """One block up to 512 pairs on Hopper, and up to 2,048 before; it has a thread for each pair, 128 to 1,024."""
     assert sort.choose(Problem(pairs, 8, 1, 64, 64), ARCHES[capability]) == sorters
 
 

@@ -61,22 +61,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                  int tile_rows) {
     u64* sums = reinterpret_cast<u64*>(dynamic_memory());  // [32] of warps
     int* counts = reinterpret_cast<int*>(sums + 32);       // [WARPS][E]
-    int* here = counts + WARPS * E;                        // [E] pairs of this block
+    int* here = counts + WARPS * E;                        // [E] pairs of this block, of several
     int* base = here + E;                                  // [E] first row of this block's pairs
 
     const int thread = threadIdx.x, lane = thread % 32, warp = thread / 32;
     const int blocks = PARTED ? gridDim.x : CLUSTER, rank = PARTED ? blockIdx.x : rank_in_cluster();
+    const int bits = 32 - __clz(E - 1), run = part_of(P, THREADS * blocks);
+    const int begin = (rank * WARPS + warp) * run, end = min(begin + run, P);
+    const bool held = run <= 32 * AHEAD;  // a warp's pairs stay in registers
+    int tokens[AHEAD], experts[AHEAD], ranks[AHEAD];
+#pragma unroll
+    for (int i = 0; i < AHEAD; ++i) tokens[i] = (begin + 32 * i + lane) / K;  // early: divisions are slow
     for (int i = thread; i < WARPS * E; i += THREADS) counts[i] = 0;
     __syncthreads();
     if (!WAIT_LATE) wait_for_predecessor();
     let_successor_start();
 
-    const int limit = pair_limit(num_tokens, P, K), bits = 32 - __clz(E - 1);
-    const int run = part_of(P, THREADS * blocks);
-    const int begin = (rank * WARPS + warp) * run, end = min(begin + run, P);
-    const bool held = run <= 32 * AHEAD;  // a warp's pairs stay in registers
+    const int limit = pair_limit(num_tokens, P, K);
     int* mine = counts + warp * E;
-    int experts[AHEAD], ranks[AHEAD];
     for (int first = begin; first < end; first += 32 * AHEAD) {
 #pragma unroll
         for (int i = 0; i < AHEAD; ++i) {
@@ -106,21 +108,24 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
                 total += n[i];
             }
         }
-        here[thread] = total;
     }
-    sync_cluster();
-    int before = 0, rows = 0;
-    if (thread < E) {
+    int before = 0, rows = total;
+    if (PARTED || CLUSTER > 1) {
+        rows = 0;
+        if (thread < E) here[thread] = total;
+        sync_cluster();
+        if (thread < E) {
 #pragma unroll 8
-        for (int r = 0; r < blocks; ++r) {
-            const int n = PARTED ? counts_of_parts[r * E + thread] : read_from(here + thread, r);
-            before += r < rank ? n : 0;
-            rows += n;
+            for (int r = 0; r < blocks; ++r) {
+                const int n = PARTED ? counts_of_parts[r * E + thread] : read_from(here + thread, r);
+                before += r < rank ? n : 0;
+                rows += n;
+            }
         }
     }
     // rows in the low half, tiles in the high one
-    const int parts = (rows + tile_rows - 1) / tile_rows;
-    const u64 start = scan(static_cast<u64>(parts) << 32 | static_cast<u32>(rows), sums, WARPS);
+    const int parts = rows <= tile_rows ? rows > 0 : (rows + tile_rows - 1) / tile_rows;
+    const u64 start = scan_once(static_cast<u64>(parts) << 32 | static_cast<u32>(rows), sums);
     const int offset = static_cast<int>(start), tile = static_cast<int>(start >> 32);
     if (thread < E) base[thread] = offset + before;
     arrive_in_cluster();       // this block has read the counts of the other blocks
@@ -130,7 +135,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             num_tiles[1] = 0;
         }
         const int granules = (rows + GRANULE - 1) / GRANULE;
-        const int each = parts ? granules / parts : 0, more = parts ? granules % parts : 0;
+        const int each = parts > 1 ? granules / parts : granules, more = granules - each * parts;
         for (int i = 0, first = 0; i < parts; ++i) {
             const int n = min((each + (i < more)) * GRANULE, rows - first);
             tiles[tile + i] = Tile{thread, offset + first, n, 0};
@@ -147,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             const int e = experts[i];
             const int row = e >= 0 ? base[e] + mine[e] + ranks[i] : -1;
             inverse[pair] = row;
-            if (e >= 0) row_tokens[row] = pair / K;
+            if (e >= 0) row_tokens[row] = tokens[i];
         }
     } else {
 #pragma unroll 4

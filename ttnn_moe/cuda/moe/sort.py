@@ -35,7 +35,7 @@ def choose(problem: Problem, arch: Arch) -> Sorters:
     cluster = 8 if arch.products == "sm90" and pairs > 512 else 1
     # without clusters: one block takes 10 us for 4,096 pairs, 216 us for 131,072 (an H100)
     parts = min(ceil_div(pairs, 1024), MOST_PARTS) if arch.products != "sm90" and pairs > 2048 else 1
-    threads = min(1024, max(_least_threads(problem.E), power_of_2(pairs) // max(2, cluster * parts)))
+    threads = min(1024, max(_least_threads(problem.E), power_of_2(pairs) // (cluster * parts)))
     return Sorters(threads, cluster, parts)
 
 
