@@ -15,7 +15,16 @@ import ttnn_moe
 import vllm_layers
 import vllm_sources
 from paths import ROOT
-from ttnn_moe.integrations.vllm.surface import ATTENTION, EXPERTS, GPT_OSS, MODEL, QUANTISED, ROUTER, SIDE_BY_SIDE
+from ttnn_moe.integrations.vllm.surface import (
+    ATTENTION,
+    EXPERTS,
+    GPT_OSS,
+    GRAPHS,
+    MODEL,
+    QUANTISED,
+    ROUTER,
+    SIDE_BY_SIDE,
+)
 from vllm_layers import REAL, H, expected, route
 from vllm_stand_in import MOE
 
@@ -155,6 +164,7 @@ def test_other_versions_have_what_the_adapter_uses(make: Any, folder: Path) -> N
     assert QUANTISED.why_not(vllm_sources.found_in(folder)) is None
     assert GPT_OSS.why_not(vllm_sources.found_in(folder)) is None
     assert ROUTER.why_not(vllm_sources.found_in(folder)) is None
+    assert GRAPHS.why_not(vllm_sources.found_in(folder)) is None
 
 
 @needs_vllm
@@ -164,7 +174,7 @@ def test_sources_are_read_as_the_installed_are(make: Any) -> None:
     from ttnn_moe.integrations.vllm.surface import installed
 
     found = vllm_sources.found_in(Path(vllm.__file__).parent.parent)
-    for surface in (EXPERTS, MODEL, ATTENTION, SIDE_BY_SIDE, QUANTISED, GPT_OSS, ROUTER):
+    for surface in (EXPERTS, MODEL, ATTENTION, SIDE_BY_SIDE, QUANTISED, GPT_OSS, GRAPHS, ROUTER):
         if surface.why_not(installed) is not None:
             continue
         for module, path in {**surface.exact, **surface.has}:

@@ -178,6 +178,29 @@ def test_larger_steps_have_graphs_too(
     assert with_ours[len(without) :] == ([size for size in MORE if size <= limit] if more else [])
 
 
+@pytest.mark.parametrize("level", ["off", "experts", "model"])
+def test_the_plug_in_chooses_sizes_of_graphs(make: Any, monkeypatch: pytest.MonkeyPatch, level: str) -> None:
+    """Also where vLLM's own model runs: this package's experts wait for the host as well. Another's choice stays."""
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+    from vllm.model_executor.models.registry import ModelRegistry
+
+    from ttnn_moe.integrations.vllm import register
+    from ttnn_moe.integrations.vllm.graph_sizes import GraphSizes
+    from ttnn_moe.integrations.vllm.plug import ARCHITECTURE
+
+    monkeypatch.setattr(ModelRegistry, "models", dict(ModelRegistry.models))
+    monkeypatch.setenv("TTNN_MOE_VLLM", level)
+    monkeypatch.delitem(MODELS_CONFIG_MAP, ARCHITECTURE, raising=False)
+    try:
+        register()
+        assert MODELS_CONFIG_MAP.get(ARCHITECTURE) is (None if level == "off" else GraphSizes)
+        MODELS_CONFIG_MAP[ARCHITECTURE] = object
+        register()
+        assert MODELS_CONFIG_MAP[ARCHITECTURE] is object
+    finally:
+        MODELS_CONFIG_MAP.pop(ARCHITECTURE, None)
+
+
 def test_no_operator_writes_over_its_arguments(make: Any) -> None:
     """vLLM's compiler drops copies of what they would write over."""
     from ttnn_moe.integrations.vllm import operators

@@ -26,7 +26,11 @@ def found_in(folder: Path) -> Callable[[str, str], Sequence[str]]:
             return parameters[1:] if bound else parameters
         if isinstance(node, ast.ClassDef):
             return [
-                of.target.id for of in node.body if isinstance(of, ast.AnnAssign) and isinstance(of.target, ast.Name)
+                of.target.id
+                for of in node.body
+                if isinstance(of, ast.AnnAssign)
+                and isinstance(of.target, ast.Name)
+                and "ClassVar" not in ast.unparse(of.annotation)
             ]
         return ()
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from ...errors import TtnnMoeError
 from ...visible import said
 from . import say, setting
-from .surface import EXPERTS, GPT_OSS, MODEL, QUANTISED, installed
+from .surface import EXPERTS, GPT_OSS, GRAPHS, MODEL, QUANTISED, installed
 
 HOOK = "UnquantizedFusedMoEMethod"
 ARCHITECTURE = "Qwen3MoeForCausalLM"
@@ -36,6 +36,7 @@ def register() -> None:
         _register_experts()
         _register_quantised()
         _register_gpt_oss()
+        _register_graph_sizes()
         if level == setting.MODEL:
             _register_model()
     except TtnnMoeError as error:
@@ -112,17 +113,25 @@ def _quiet(name: str) -> Iterator[None]:
         logger.disabled = before
 
 
+def _register_graph_sizes() -> None:
+    reason = GRAPHS.why_not(installed)
+    if reason is not None:
+        say.info(f"vLLM chooses the sizes of Qwen3-MoE's graphs itself: {reason}")
+        return
+    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
+
+    from .graph_sizes import GraphSizes
+
+    MODELS_CONFIG_MAP.setdefault(ARCHITECTURE, GraphSizes)
+
+
 def _register_model() -> None:
     reason = MODEL.why_not(installed)
     if reason is not None:
         say.warning(f"this vLLM runs Qwen3-MoE itself, but for experts: {reason}; known is {MODEL.versions}")
         return
-    from vllm.model_executor.models.config import MODELS_CONFIG_MAP
     from vllm.model_executor.models.registry import ModelRegistry
 
-    from .graph_sizes import GraphSizes
-
-    MODELS_CONFIG_MAP.setdefault(ARCHITECTURE, GraphSizes)
     module, _, name = CLASS.partition(":")
     known = ModelRegistry.models.get(ARCHITECTURE)
     if (getattr(known, "module_name", None), getattr(known, "class_name", None)) != (module, name):

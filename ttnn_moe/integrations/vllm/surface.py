@@ -207,6 +207,19 @@ ROUTER = Surface(
 )
 """Router and choice of experts of a layer that vLLM's runner routes."""
 
+GRAPHS = Surface(
+    "0.22.1 to 0.33.0",
+    exact={},
+    has={
+        ("vllm.model_executor.models.config", "MODELS_CONFIG_MAP"): (),
+        ("vllm.model_executor.models.config", "VerifyAndUpdateConfig.verify_and_update_config"): ("vllm_config",),
+        ("vllm.config.compilation", "CompilationConfig"): ("cudagraph_capture_sizes", "max_cudagraph_capture_size"),
+        ("vllm.config.vllm", "VllmConfig.performance_mode"): (),
+        ("vllm.config.vllm", "VllmConfig"): ("offload_config",),
+    },
+)
+"""Sizes of graphs of Qwen3-MoE."""
+
 _ATTENTION = "vllm.v1.attention"
 _FLASH = f"{_ATTENTION}.backends.flash_attn"
 _QWEN3 = "vllm.model_executor.models.qwen3_moe"
@@ -222,9 +235,6 @@ MODEL = Surface(
         (_QWEN3, "Qwen3MoeDecoderLayer.__init__"): ("self", "vllm_config", "prefix"),
         (_QWEN3, "Qwen3MoeModel"): (),
         (_FLASH, "FlashAttentionMetadata"): (),
-        ("vllm.model_executor.models.config", "MODELS_CONFIG_MAP"): (),
-        ("vllm.model_executor.models.config", "VerifyAndUpdateConfig.verify_and_update_config"): ("vllm_config",),
-        ("vllm.config.vllm", "VllmConfig.performance_mode"): (),
         ("vllm.config.vllm", "VllmConfig"): ("offload_config",),
         (f"{_ATTENTION}.backends.registry", "AttentionBackendEnum.CUSTOM"): (),
         (f"{_ATTENTION}.backends.registry", "register_backend"): ("backend", "class_path"),
