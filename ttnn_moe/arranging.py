@@ -13,6 +13,7 @@ from .errors import ContractError
 from .formats import int4_24, mxfp4, mxfp4_boxes
 from .formats.in_place import Mark, no_mark
 from .memory import first_shared
+from .visible import shown
 
 
 def arrange(experts: Experts, mark: Mark = no_mark) -> Experts:
@@ -81,6 +82,10 @@ def _changed(experts: Experts, before: str, after: str, mark: Mark) -> Experts:
     check_kind(experts, Experts)
     if experts.format != before:
         raise ContractError("experts have another format", got=experts.format, expected=before)
+    if not callable(mark):
+        raise ContractError(
+            "mark cannot be called", got=shown(mark), expected="a function of a bool", remedy="leave mark out"
+        )
     changed = replace(experts, format=after)  # before a byte moves: it may raise
     for (name, tensor), (_, other) in combinations(experts.tensors.items(), 2):
         if first_shared(tensor, other) is not None:

@@ -162,7 +162,7 @@ class Experts:
                         expected="[E, R, C/32, 16] contiguous",
                         remedy="lay the bytes out once, at load: .contiguous()",
                     )
-                blocks[name] = tensor = tensor.view(*tensor.shape[:2], -1)
+                blocks[name] = tensor = tensor.flatten(2)
             mxfp4.check_pair(name, tensor, other, factors)
             if tensor.dim() != 3:
                 raise ContractError(
@@ -247,16 +247,7 @@ class Experts:
         Raises:
             ContractError: no device, or none here. Errors of torch's copy pass.
         """
-        try:
-            there = torch.device(device)
-            torch.empty(0, device=there)
-        except NO_DEVICE as error:
-            raise ContractError(
-                "no device",
-                got=f"{shown(device)}: {str(error).partition(chr(10))[0]}",
-                expected="a torch device that is here, as 'cpu'",
-                remedy="ttnn-moe doctor lists the devices of this machine",
-            ) from None
+        there = device_here(device)
         return replace(self, tensors={name: tensor.to(there) for name, tensor in self.tensors.items()})
 
     def for_device(self, placement: Placement, d: int | None = None) -> Experts:
@@ -291,6 +282,21 @@ class Experts:
         named = dict(zip(names.split(","), tensors, strict=True))
         E, H, I = sizes
         return cls(fmt, E, H, I, named, order, activation, fp16_scales == "1")
+
+
+def device_here(device: torch.device | str) -> torch.device:
+    """The device of that name. Raises ContractError unless tensors can be made on it."""
+    try:
+        there = torch.device(device)
+        torch.empty(0, device=there)
+    except NO_DEVICE as error:
+        raise ContractError(
+            "no device",
+            got=f"{shown(device)}: {str(error).partition(chr(10))[0]}",
+            expected="a torch device that is here, as 'cpu'",
+            remedy="ttnn-moe doctor lists the devices of this machine",
+        ) from None
+    return there
 
 
 def _check_not_transposed(gate_up: Tensor, down: Tensor) -> None:

@@ -24,9 +24,13 @@ def path_of(
     """The path that a caller gives: of a checkpoint's directory, where `refusal` and `remedy` say nothing else.
 
     Raises:
-        CheckpointError: no path, or not in UTF-8.
+        CheckpointError: no path, not in UTF-8, or with a null character.
     """
     if isinstance(path, str | os.PathLike):
+        if "\0" in os.fsdecode(path):
+            raise CheckpointError(
+                f"the path {path} names no file", got="a null character", expected="a path without one", remedy=remedy
+            )
         try:
             os.fsdecode(path).encode()
         except UnicodeEncodeError:
@@ -75,19 +79,22 @@ def is_failure(error: BaseException) -> bool:
     return isinstance(error, Exception) or type(error).__name__ == "PanicException"
 
 
-def read_text(path: Path, remedy: str | None = None) -> str:
+def read_text(path: Path, remedy: str | None = None, most: int | None = None) -> str:
     """The text of a file.
 
     Args:
         remedy: for a file that cannot be read.
+        most: characters; the rest is not read, so a file may be of any size, and a pipe without an end.
 
     Raises:
         CheckpointError: unreadable, not UTF-8, or larger than MOST_BYTES.
     """
     with reading(path, remedy=remedy):
-        _check_size(path)
+        if most is None or most > MOST_BYTES:
+            _check_size(path)
         try:
-            return path.read_text(encoding="utf-8")
+            with path.open(encoding="utf-8") as file:
+                return file.read(None if most is None else min(most, MOST_BYTES))
         except UnicodeDecodeError as error:
             raise CheckpointError(
                 f"{path} is not UTF-8 text",

@@ -102,6 +102,23 @@ def test_a_layer_in_both_orders_of_rows(calibrated: bool) -> None:
     assert torch.equal(want.tensors["w13"][0], plain.tensors["w13"][0]) != calibrated
 
 
+def test_neither_autocast_nor_a_power_of_two_changes_a_word() -> None:
+    """Both change what is multiplied: to bf16, or beyond fp32."""
+    x = Case("layer", T=300, E=2, K=1, H=64, I=64).make(torch.float32)
+    x.hidden[:] = torch.randn(300, 4) @ torch.randn(4, 64)
+    want = quantise_experts(x.experts, x.hidden, x.routing())
+    with torch.autocast("cpu", torch.bfloat16):
+        got = quantise_experts(x.experts, x.hidden, x.routing())
+    assert all(torch.equal(got.tensors[name], words) for name, words in want.tensors.items())
+    weights, moments = x.experts.tensors["down"], (x.hidden.T @ x.hidden).double()
+    assert torch.equal(quantise(weights, moments * 2.0**1000), quantise(weights, moments))
+    assert quantise_experts(x.experts, x.hidden * 1e14, x.routing()).format == "int4_24"
+    with pytest.raises(
+        ContractError, match="hidden is too large: activations of expert 0 overflow fp32; got hidden up"
+    ):
+        quantise_experts(x.experts, x.hidden * 1e30, x.routing())
+
+
 def test_the_code_of_the_docs() -> None:
     text = (ROOT / "docs" / "int4_24.md").read_text(encoding="utf-8")
     names: dict = {}
@@ -147,7 +164,10 @@ def spoilt(value: float) -> torch.Tensor:
         (lambda: quantise(torch.randn(4, 64), torch.eye(128)), "moments do not fit"),
         (lambda: quantise(spoilt(float("nan"))), "weights: not all are finite; got nan in matrix 1, row 2, channel 9"),
         (lambda: quantise(torch.randn(4, 64), torch.full((64, 64), torch.inf)), "moments: not all are finite"),
-        (lambda: quantise(torch.randn(4, 64), torch.ones(64, 64) - 3 * torch.eye(64)), "not those of any inputs"),
+        (
+            lambda: quantise(torch.randn(4, 64), torch.ones(64, 64) - 3 * torch.eye(64)),
+            "not those of any inputs; got .*x.T @ x",
+        ),
         (lambda: quantise_experts(quantise_experts(Experts.dense(lattice(1, 128, 64), lattice(1, 64, 64)))), "dense"),
         (
             lambda: quantise_experts(

@@ -111,6 +111,7 @@ def biases(gate_up=(E, 2 * I), down=(E, H), dtype: torch.dtype = torch.float32) 
             r"\(3, 128, 64\) \(\[E, 2I, H/2\]\)",
         ),
         (lambda t: {name: t[name][:2] for name in ("down_blocks", "down_scales")}, "down_blocks has the wrong shape"),
+        (lambda t: {name: s[:0].unflatten(2, (-1, 16)) if "blocks" in name else s[:0] for name, s in t.items()}, "E=0"),
         (lambda t: {"down_blocks": t["down_blocks"].mT.contiguous().mT}, r"\.contiguous\(\)"),
         (
             lambda t: {

@@ -53,6 +53,23 @@ def test_tensors_that_share_memory_are_refused() -> None:
     assert torch.equal(blocks, before)
 
 
+def test_a_mark_that_cannot_keep_it_leaves_the_bytes_of_before() -> None:
+    experts = random_mxfp4(2, 32, 32, Form(), "cpu")
+    before = {name: tensor.clone() for name, tensor in experts.tensors.items()}
+
+    def failing(_: bool) -> None:
+        raise OSError("no room")
+
+    no_mark: Any = None
+    for mark, error, words in (
+        (no_mark, ContractError, "got None; expected a function"),
+        (failing, OSError, "no room"),
+    ):
+        with pytest.raises(error, match=words):
+            ttnn_moe.arrange(experts, mark)
+        assert all(torch.equal(tensor, before[name]) for name, tensor in experts.tensors.items())
+
+
 @pytest.mark.parametrize("order", ["halves", "interleaved", None])
 def test_the_order_of_chunks(order: str | None) -> None:
     """Chunk by chunk, as sm80/mxfp4_boxes.cuh writes it."""

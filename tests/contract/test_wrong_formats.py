@@ -11,11 +11,21 @@ import torch
 
 import ttnn_moe
 from ttnn_moe import BackendUnavailable, ContractError, Experts, Placement, Problem, Routing, registry
-from ttnn_moe.formats import get_format, int4_24, mxfp4, mxfp8, quantise_int4_24, quantise_mxfp4, register_format
+from ttnn_moe.formats import (
+    DenseFormat,
+    get_format,
+    int4_24,
+    mxfp4,
+    mxfp8,
+    quantise_int4_24,
+    quantise_mxfp4,
+    register_format,
+)
 from ttnn_moe.parallel.hierarchical import Group, Nodes, Shape, Sizes
 from ttnn_moe.parallel.hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
 
 T, E, K, H, I = 8, 4, 2, 64, 64
+FLOAT8 = torch.float8_e4m3fn
 HIDDEN, WEIGHTS = torch.randn(T, H), torch.ones(T, K)
 IDS = torch.arange(T * K, dtype=torch.int32).view(T, K) % E
 EXPERTS = Experts.dense(torch.randn(E, 2 * I, H), torch.randn(E, H, I))
@@ -39,21 +49,29 @@ CALLS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     ),
     "logical weights": (EXPERTS.dequantize, [E, -1, None, "a", 1.0]),
     "get_format": (get_format, [[], None, {}]),
-    "register_format": (register_format, [None, object()]),
+    "register_format": (register_format, [None, object(), DenseFormat]),
     "int4_24 quantise": (quantise_int4_24.quantise, NO_TENSOR + NO_VALUES),
     "moments": (
         lambda v: quantise_int4_24.quantise(MATRIX, v),
-        [3, [1.0], EYE + 0j, EYE.bool(), EYE.to("meta"), EYE.to_sparse(), EYE.numpy()],
+        [3, [1.0], EYE + 0j, EYE.bool(), EYE.to("meta"), EYE.to_sparse(), EYE.numpy(), EYE.to(FLOAT8)],
     ),
     "int4_24 experts": (quantise_int4_24.quantise_experts, [None, "x", EXPERTS.to("meta")]),
     "calibration": (
         lambda v: quantise_int4_24.quantise_experts(EXPERTS, v, ROUTING),
-        [[1], HIDDEN.numpy(), HIDDEN + 0j, HIDDEN.bool(), HIDDEN.to("meta"), HIDDEN.to_sparse()],
+        [[1], HIDDEN.numpy(), HIDDEN + 0j, HIDDEN.bool(), HIDDEN.to("meta"), HIDDEN.to_sparse(), HIDDEN.to(FLOAT8)],
     ),
     "routing of a calibration": (lambda v: quantise_int4_24.quantise_experts(EXPERTS, HIDDEN, v), [[1], "x", IDS]),
     "int4_24 values": (
         lambda v: int4_24.pack(v, CODES, BF16),
-        [None, CODES + 0j, CODES.bool(), CODES.float(), CODES.to("meta"), (CODES + 8).to(torch.uint64)],
+        [
+            None,
+            CODES + 0j,
+            CODES.bool(),
+            CODES.float(),
+            CODES.to(FLOAT8),
+            CODES.to("meta"),
+            (CODES + 8).to(torch.uint64),
+        ],
     ),
     "int4_24 index": (lambda v: int4_24.pack(CODES, v, BF16), [CODES + 4, CODES.to("meta"), CODES.numpy()]),
     "int4_24 unpack": (int4_24.unpack, [*NO_TENSOR, WORDS.to_sparse()]),
@@ -62,10 +80,10 @@ CALLS: dict[str, tuple[Callable[[Any], Any], list[Any]]] = {
     "mxfp4 quantise": (quantise_mxfp4.quantise, NO_TENSOR + NO_VALUES),
     "mxfp4 experts": (quantise_mxfp4.quantise_experts, [None, "x", EXPERTS.to("meta")]),
     "mxfp4 pack": (mxfp4.pack, [*NO_TENSOR, CODES.to("meta"), CODES + 16, (CODES - 1).to(torch.uint64)]),
-    "mxfp4 unpack": (mxfp4.unpack, [*NO_TENSOR, torch.tensor(3, dtype=torch.uint8)]),
+    "mxfp4 unpack": (mxfp4.unpack, [*NO_TENSOR, torch.tensor(3, dtype=torch.uint8), BLOCKS.to_sparse()]),
     "mxfp4 blocks": (lambda v: mxfp4.dequantise(v, SCALES), [*NO_TENSOR, BLOCKS.to("meta"), BLOCKS.to_sparse()]),
     "mxfp4 scales": (lambda v: mxfp4.dequantise(BLOCKS, v), [*NO_TENSOR, SCALES.to("meta"), SCALES.to_sparse()]),
-    "mxfp8 quantise": (mxfp8.quantise, NO_TENSOR),
+    "mxfp8 quantise": (mxfp8.quantise, [*NO_TENSOR, MATRIX.to_sparse()]),
     "mxfp8 values": (lambda v: mxfp8.dequantise(v, BYTES), [*NO_TENSOR, VALUES.to("meta")]),
     "mxfp8 scales": (lambda v: mxfp8.dequantise(VALUES, v), [*NO_TENSOR, BYTES.to("meta")]),
     "num_tokens": (

@@ -19,6 +19,7 @@ from ttnn_moe import Experts, Routing, arranging, moe
 from ttnn_moe.errors import CheckpointError, ContractError, GradientsRefused
 from ttnn_moe.formats import in_place, mxfp4, mxfp4_boxes
 from ttnn_moe.integrations.gpt_oss import PREFIX, load_experts
+from ttnn_moe.integrations.gpt_oss import experts_of as experts_from
 from ttnn_moe.integrations.transformers import mxfp4 as layouts
 from ttnn_moe.integrations.transformers.mxfp4 import Mxfp4Experts
 from ttnn_moe.selfcheck.bounds import token_errors
@@ -123,6 +124,23 @@ def test_arranged_experts(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.
         assert torch.equal(logits(other, inputs), want) and torch.equal(logits(plain, inputs), want)
 
 
+def test_arranged_experts_that_accelerate_offloads_are_refused(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It puts the bytes of a state dict in place of the arranged ones."""
+    accelerate, inputs = pytest.importorskip("accelerate"), batch()
+    plain = load(checkpoint)
+    want = logits(plain, inputs)
+    accelerate.cpu_offload(plain, execution_device="cpu")
+    assert torch.equal(logits(plain, inputs), want)
+    monkeypatch.setattr(layouts, "gains", lambda experts: experts.device.type == "cpu")
+    model = load(checkpoint)
+    assert torch.equal(logits(model, inputs), want)
+    accelerate.cpu_offload(model, execution_device="cpu")
+    with pytest.raises(ContractError, match="Mxfp4Experts: accelerate offloads its arranged .*device_map="):
+        logits(model, inputs)
+
+
 def test_arranged_experts_stay_so_where_a_load_is_interrupted(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -211,6 +229,14 @@ def eager(model: Any) -> None:
     model.set_experts_implementation("eager")
 
 
+def lacking(model: Any) -> None:
+    del packed(model)[0].down_proj_bias
+
+
+def unnamed(model: Any) -> None:
+    model.config._experts_implementation = None
+
+
 def shorter(model: Any) -> None:
     experts = packed(model)[0]
     experts.down_proj_bias.data = experts.down_proj_bias.data[:, :-1].contiguous()
@@ -223,7 +249,9 @@ def parametrised(model: Any) -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (half, "gate_up_bias has the wrong dtype; got torch.float16"),
+        (half, "serve Mxfp4Experts: its biases have another dtype; got .*float16.*load the model again: .*dtype="),
+        (lacking, "serve Mxfp4Experts: it lacks tensors; got .*down_proj_bias.*load the model again"),
+        (unnamed, "got None; .*experts_implementation='eager'"),
         (shorter, r"down_bias has the wrong shape; got \(8, 63\)"),
         (eager, "packed MXFP4 experts.*got 'eager'.*experts_implementation='eager'"),
         (parametrised, "parametrised.*to fix it: load the model again .*experts_implementation='eager'"),
@@ -252,10 +280,10 @@ NAN = r"layers\.1\.mlp\.experts\.\S*gate_up\S*_scales has .* NaN; got 0xFF for e
 def test_refused_when_transformers_loads(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ContractError, match=NAN):
         load(save(tmp_path / "nan", change=spoilt("gate_up_proj_scales", nan)(checkpoint)))
-    with pytest.raises(ContractError, match=r"clamped SwiGLU is another; got alpha 1.702, limit 6.0"):
+    with pytest.raises(ContractError, match=r"clamped SwiGLU is another; got alpha 1.702, limit 6.0; .*Mxfp4Config"):
         load(save(tmp_path / "limit", swiglu_limit=6.0))
     with pytest.raises(
-        ContractError, match="intermediate_size does not fit MXFP4 experts; got 80; expected a multiple"
+        ContractError, match="intermediate_size does not fit MXFP4 experts; got 80; expected a multiple.*Mxfp4Config"
     ):
         load(save(tmp_path / "sizes", intermediate_size=80))
 
@@ -319,10 +347,28 @@ def test_a_checkpoint_without_them(checkpoint: Path, tmp_path: Path) -> None:
         load_experts(save(tmp_path, swiglu_alpha=1.0), 0)
 
 
-@pytest.mark.parametrize("device", ["cuda:99", "nowhere"])
-def test_a_device_that_is_not_here_is_named_before_any_file(device: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        ContractError, match=f"the device {device} cannot be used here; .*to fix it: device=.cpu."
-    ) as error:
+@pytest.mark.parametrize("folder", [None, 3, b"x", "x" * 5000])
+def test_what_is_no_folder(folder: Any) -> None:
+    with pytest.raises(CheckpointError, match="is no checkpoint; got .*; expected the folder of a gpt-oss"):
+        load_experts(folder, 0)
+
+
+def test_what_are_no_tensors() -> None:
+    for given in ((None,), ({}, None)):
+        with pytest.raises(ContractError, match="no tensors under a prefix; got .*None"):
+            experts_from(*given)  # type: ignore[arg-type]
+
+
+def test_a_single_file_is_read_before_an_index(checkpoint: Path, tmp_path: Path) -> None:
+    """As transformers chooses; and a CPU has a number for torch alone."""
+    save(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    got, want = load_experts(tmp_path, 1, "cpu:0"), load_experts(checkpoint, 1)
+    assert all(torch.equal(got.tensors[name], tensor) for name, tensor in want.tensors.items())
+
+
+@pytest.mark.parametrize("device", ["cuda:99", "nowhere", None, "meta"])
+def test_a_device_that_is_not_here_is_named_before_any_file(device: Any, tmp_path: Path) -> None:
+    with pytest.raises(ContractError, match=f"device.*; got .?{device}") as error:
         load_experts(tmp_path / "nowhere", 0, device=device)
     assert "safetensors" not in str(error.value)

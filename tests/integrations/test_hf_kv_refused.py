@@ -32,6 +32,13 @@ def test_generation_that_takes_tokens_back(options: dict[str, Any]) -> None:
         model.generate(ids_of(), past_key_values=cache, max_new_tokens=8, do_sample=False, **options)
 
 
+def test_guidance_has_a_cache_of_its_own() -> None:
+    model = model_of("Qwen3")
+    cache = BucketedCache(model, capacity=64, bits=16)
+    with pytest.raises(ContractError, match="reads a BucketedCache alone; got another cache.*without guidance_scale"):
+        model.generate(ids_of(), past_key_values=cache, max_new_tokens=8, do_sample=False, guidance_scale=1.5)
+
+
 @pytest.mark.parametrize(
     "call, argument, message",
     (

@@ -221,6 +221,20 @@ def test_dtype_of_hidden_states() -> None:
         ALL_EXPERTS_FUNCTIONS["ttnn_moe"](first_experts(make("Qwen3Moe")), x.bfloat16(), ids, weights)
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_autocast_may_give_hidden_states_another_dtype(compiled: bool) -> None:
+    """Promotion gives fp32 between the layers of a bf16 model under autocast to fp16. Experts stay in bf16."""
+    x, ids, weights = call()
+    module, run = first_experts(make("Qwen3Moe").bfloat16()), ALL_EXPERTS_FUNCTIONS["ttnn_moe"]
+    called = torch.compile(run, backend="eager", fullgraph=True) if compiled else run
+    with torch.no_grad():
+        want = run(module, x.bfloat16(), ids, weights)
+        with torch.autocast("cpu", torch.float16):
+            got = called(module, x, ids, weights)
+    torch._dynamo.reset()
+    assert got.dtype == torch.float32 and torch.equal(got, want.float())
+
+
 @pytest.mark.parametrize("needs", ["x", "weights", "parameters"])
 def test_backward_is_refused(needs: str) -> None:
     x, ids, weights = call()

@@ -32,7 +32,7 @@ FORMATS: dict[str, ExpertFormat] = {}
 
 def register_format(fmt: ExpertFormat) -> None:
     """Add a weight format, or replace the one of the same name. Raises ContractError for what has no name."""
-    if not isinstance(getattr(fmt, "name", None), str):
+    if isinstance(fmt, type) or not isinstance(getattr(fmt, "name", None), str):
         raise ContractError("no expert weight format", got=shown(fmt), expected="a ttnn_moe.formats.ExpertFormat")
     FORMATS[fmt.name] = fmt
 

@@ -38,6 +38,11 @@ def comparable(integers: Tensor) -> Tensor:
     return integers.long() if integers.dtype in (torch.uint16, torch.uint32, torch.uint64) else integers
 
 
+def is_float8(tensor: Tensor) -> bool:
+    """Whether values are floats of eight bits or fewer, which torch neither compares nor reduces."""
+    return tensor.is_floating_point() and tensor.dtype.itemsize == 1
+
+
 def check_finite(format: str, name: str, matrices: Tensor) -> None:
     """Raise ContractError if a value of matrices [n, rows, columns], n >= 1, is NaN or infinite, naming the first.
 
@@ -45,6 +50,13 @@ def check_finite(format: str, name: str, matrices: Tensor) -> None:
     """
     if matrices.is_complex() or matrices.dtype == torch.bool:
         raise ContractError(f"{name} are no real numbers", got=matrices.dtype, expected="floats")
+    if is_float8(matrices):
+        raise ContractError(
+            f"{name} are in a dtype that torch does not compute in",
+            got=matrices.dtype,
+            expected="floats of 16 bits or more",
+            remedy=f"pass {name}.float(), times the scales of its own",
+        )
     bad = torch.stack([~matrix.isfinite().all() for matrix in matrices])
     if bool(bad.any()):
         e = int(bad.nonzero()[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -42,6 +43,7 @@ def change(parts: Sequence[Part], mark: Mark = no_mark) -> None:
 
     Args:
         mark: called with True once all parts have their new bytes, and with False once they have the old ones again.
+            Where it raises an error both times, the first one is raised.
 
     Raises:
         Torn: bringing the old bytes back failed or was interrupted, too.
@@ -57,7 +59,8 @@ def change(parts: Sequence[Part], mark: Mark = no_mark) -> None:
     except BaseException:
         try:
             _undo(parts, *at)
-            mark(False)
+            with suppress(Exception):  # of the mark: the bytes are the old ones
+                mark(False)
         except BaseException as error:
             raise Torn(
                 "the weights lie in two orders",

@@ -25,7 +25,7 @@ from torch import Tensor
 from ..errors import ContractError
 from ..memory import check_tensors
 from ..watched import watcher
-from .finite import check_readable, check_together, comparable
+from .finite import check_readable, check_together, comparable, is_float8
 from .format import ExpertWeights, check_silu, check_sizes, select_experts
 
 NAME = "int4_24"
@@ -252,7 +252,7 @@ def _largest(words: Tensor) -> list[Tensor]:
 
 
 def _range(tensor: Tensor) -> str:
-    if not tensor.numel() or tensor.is_complex():
+    if not tensor.numel() or tensor.is_complex() or is_float8(tensor):
         return str(tensor.dtype)
     wide = comparable(tensor)
     return f"{tensor.dtype} from {wide.min()} to {wide.max()}"

@@ -61,6 +61,7 @@ def unpack(blocks: Tensor) -> Tensor:
         ContractError: blocks are not uint8.
     """
     check_bytes("blocks", blocks)
+    check_together(blocks=blocks)
     if not blocks.dim():
         raise ContractError("blocks have the wrong shape", got="[]", expected="[..., C/2]")
     return torch.stack((blocks & 15, blocks >> 4), -1).flatten(-2)

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from ..errors import ContractError
-from ..memory import check_tensors
 from . import ue8m0
 from .dense import DTYPES
 from .finite import check_together
@@ -35,7 +34,7 @@ def quantise(hidden: Tensor, rule: str = "ocp") -> tuple[Tensor, Tensor]:
     Raises:
         ContractError: C is not a multiple of 32, or another dtype or rule.
     """
-    check_tensors(hidden=hidden)
+    check_together(hidden=hidden)
     if hidden.dim() < 1 or hidden.dtype not in DTYPES or not hidden.shape[-1] or hidden.shape[-1] % GROUP:
         raise ContractError(
             "hidden cannot be quantised to mxfp8",

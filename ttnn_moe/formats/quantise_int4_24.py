@@ -70,13 +70,14 @@ def quantise(weights: Tensor, moments: Tensor | None = None) -> Tensor:
         check_finite(NAME, "moments", moments)
     factors: tuple[Tensor, Tensor] | None = None
     rows = max(1, MAX_ELEMENTS // C)
-    for e, matrix in enumerate(each):
-        if moments is not None and (e == 0 or not shared):
-            factors = _factor(moments[e])
-        for start in range(0, R, rows):
-            part = matrix[start : start + rows].float()
-            values, index, scales = _nearest(part) if factors is None else _compensated(part, *factors)
-            out[e, :, start : start + rows] = pack(values.to(torch.int8), index, scales)
+    with torch.autocast(weights.device.type, enabled=False):
+        for e, matrix in enumerate(each):
+            if moments is not None and (e == 0 or not shared):
+                factors = _factor(moments[e])
+            for start in range(0, R, rows):
+                part = matrix[start : start + rows].float()
+                values, index, scales = _nearest(part) if factors is None else _compensated(part, *factors)
+                out[e, :, start : start + rows] = pack(values.to(torch.int8), index, scales)
     return words
 
 
@@ -101,7 +102,7 @@ def quantise_experts(experts: Experts, hidden: Tensor | None = None, routing: Ro
 
     Raises:
         ContractError: as `quantise`; or experts of another format; or hidden and routing do not fit them, or one of
-            the two is missing.
+            the two is missing; or hidden so large that activations overflow fp32.
     """
     if (hidden is None) != (routing is None):
         given, missing = ("routing", "hidden") if hidden is None else ("hidden", "routing")
@@ -131,12 +132,20 @@ def quantise_experts(experts: Experts, hidden: Tensor | None = None, routing: Ro
     check_finite(NAME, "hidden", hidden[None, : routing.true_tokens()])
     starts, pairs = routing.sorted.expert_offsets.tolist(), routing.sorted.pairs
     w13, w2 = [], []
-    for e in range(experts.E):
-        x = hidden[pairs[starts[e] : starts[e + 1]].long() // routing.K].float()
-        w13.append(quantise(gate_up[e], x.T @ x))
-        want = _activations(x, gate_up[e].float(), experts.gate_up_order)
-        act = _activations(x, dequantise(w13[e]), experts.gate_up_order)
-        w2.append(quantise(_refitted(down[e].float(), want, act), act.T @ act))
+    with torch.autocast(hidden.device.type, enabled=False):
+        for e in range(experts.E):
+            x = hidden[pairs[starts[e] : starts[e + 1]].long() // routing.K].float()
+            w13.append(quantise(gate_up[e], _moments(x)))
+            want = _activations(x, gate_up[e].float(), experts.gate_up_order)
+            act = _activations(x, dequantise(w13[e]), experts.gate_up_order)
+            if not bool(want.isfinite().all() & act.isfinite().all()):
+                raise ContractError(
+                    f"hidden is too large: activations of expert {e} overflow fp32",
+                    got=f"hidden up to {float(x.abs().max()):.3g}",
+                    expected="hidden whose silu(gate) * up is finite",
+                    remedy="give the inputs of this layer, as its model computes them",
+                )
+            w2.append(quantise(_refitted(down[e].float(), want, act), _moments(act)))
     return Experts.int4_24(torch.stack(w13), torch.stack(w2), gate_up_order=experts.gate_up_order)
 
 
@@ -147,8 +156,22 @@ def _activations(x: Tensor, gate_up: Tensor, order: str) -> Tensor:
     return torch.nn.functional.silu(gate) * up
 
 
+def _unit(values: Tensor) -> Tensor:
+    """The power of two below the largest of values. Over it, squares do not overflow, and no bit changes."""
+    largest = values.abs().max() if values.numel() else values.new_ones(())
+    return torch.pow(2.0, (torch.frexp(largest)[1] - 1).to(values.dtype))
+
+
+def _moments(x: Tensor) -> Tensor:
+    """x^T x of x [n, C], times a number: that changes no word."""
+    x = x / _unit(x)
+    return x.T @ x
+
+
 def _refitted(weights: Tensor, want: Tensor, act: Tensor) -> Tensor:
     """Weights [R, C] that make of act [n, C] what the given ones make of want: ridge regression towards the given."""
+    unit = torch.maximum(_unit(act), _unit(want))
+    act, want = act / unit, want / unit
     moments = (act.T @ act).double()
     mean = moments.diagonal().mean()
     if not bool(mean > 0):
@@ -207,6 +230,7 @@ def _factor(moments: Tensor) -> tuple[Tensor, Tensor] | None:
     """
     C = len(moments)
     S = moments.double()
+    S = S / _unit(S)
     mean = S.diagonal().mean()
     if bool(mean == 0):
         return None
@@ -214,7 +238,12 @@ def _factor(moments: Tensor) -> tuple[Tensor, Tensor] | None:
     S.diagonal().add_(DAMPING)
     lower, failed = torch.linalg.cholesky_ex(S.flip(0, 1))
     if bool(failed) or bool(mean < 0):
-        raise ContractError("moments are not those of any inputs", expected="a sum of x^T x")
+        raise ContractError(
+            "moments are not those of any inputs",
+            got="a matrix with an eigenvalue below zero",
+            expected="a sum of x^T x",
+            remedy="pass x.T @ x in fp32 of inputs x [n, C]",
+        )
     M = lower.flip(0, 1)
     U = torch.linalg.solve_triangular(M, torch.eye(C, dtype=M.dtype, device=M.device), upper=True)
     corner = torch.stack([M[j : j + 4, j : j + 4] for j in range(0, C, 4)])
@@ -224,8 +253,7 @@ def _factor(moments: Tensor) -> tuple[Tensor, Tensor] | None:
 
 def _compensated(weights: Tensor, metric: Tensor, update: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Values, index and scales of weights [R, C], given what `_factor` returns."""
-    # squares must not overflow, and a power of two changes no bits
-    unit = torch.pow(2.0, (torch.frexp(weights.abs().max())[1] - 1).float())
+    unit = _unit(weights)
     weights = weights / unit
     R, C = weights.shape
     values = torch.empty(R, C // 4, dtype=torch.float32, device=weights.device)

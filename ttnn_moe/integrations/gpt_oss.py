@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -21,21 +22,31 @@ from ..activations import ALPHA, CLAMPED_SWIGLU, LIMIT
 from ..arranging import at_load
 from ..contract import Experts
 from ..errors import CheckpointError, ContractError
+from ..experts import device_here
 from ..formats.mxfp4 import BIASES, TENSORS
-from ..visible import said
+from ..visible import said, shown, words
 
 NAMES = {name: name.replace("down_", "down_proj_").replace("up_", "up_proj_") for name in (*TENSORS, *BIASES)}
 """A checkpoint's name of each tensor of the experts, without its prefix."""
 PREFIX = "model.layers.{layer}.mlp.experts."
 GATE_UP_ORDER = "interleaved"
+OTHERWISE = """in transformers, load it with experts_implementation="eager" and Mxfp4Config(dequantize=True)"""
+"""For a model whose packed experts the operator does not run."""
 
 
 def experts_of(tensors: Mapping[str, Tensor], prefix: str = "") -> Experts:
     """Experts of a layer's six tensors, named as in the module's table after prefix; zero-copy.
 
     Raises:
-        ContractError: a tensor is not there; or as Experts.mxfp4, after the prefix.
+        ContractError: no mapping, or no prefix; a tensor is not there; or as Experts.mxfp4, after the prefix.
     """
+    if not isinstance(tensors, Mapping) or not isinstance(prefix, str):
+        raise ContractError(
+            "no tensors under a prefix",
+            got=f"{shown(tensors)} and prefix {shown(prefix)}",
+            expected="a mapping from names to tensors, and a prefix as str",
+            remedy="experts_of(tensors), or experts_of(state_dict, PREFIX.format(layer=0))",
+        )
     missing = [prefix + name for name in NAMES.values() if prefix + name not in tensors]
     if missing:
         raise ContractError("tensors of the experts are missing", got=missing, expected=[*NAMES.values()])
@@ -58,26 +69,23 @@ def load_experts(folder: str | Path, layer: int, device: torch.device | str = "c
     """
     from safetensors import safe_open
 
-    folder = Path(folder)
-    _check_device(device)
-    if not folder.is_dir():
-        raise CheckpointError(
-            f"{folder} is no checkpoint",
-            got="a file" if folder.exists() else "no such folder",
-            expected="the folder of a gpt-oss checkpoint: config.json and *.safetensors",
-        )
+    device = device_here(device)
+    if device.type == "meta":
+        raise ContractError("the device holds no values", got="meta", expected="a device that computes, as cuda or cpu")
+    folder = _folder(folder)
     prefix = PREFIX.format(layer=layer)
     try:
         config = json.loads((folder / "config.json").read_text())
         check_activation(config.get("swiglu_alpha", ALPHA), config.get("swiglu_limit", LIMIT))
-        index = folder / "model.safetensors.index.json"
-        if index.exists():
-            shards = json.loads(index.read_text())["weight_map"]
+        single = folder / "model.safetensors"
+        if single.is_file():  # first, as transformers chooses
+            shards = dict.fromkeys((prefix + name for name in NAMES.values()), single.name)
         else:
-            shards = dict.fromkeys((prefix + name for name in NAMES.values()), "model.safetensors")
+            shards = json.loads((folder / "model.safetensors.index.json").read_text())["weight_map"]
+        place = "cpu" if device.type == "cpu" else str(device)  # safetensors knows no cpu:0
         tensors = {}
         for name in (prefix + name for name in NAMES.values()):
-            with safe_open(folder / shards[name], framework="pt", device=str(device)) as file:
+            with safe_open(folder / shards[name], framework="pt", device=place) as file:
                 tensors[name] = file.get_tensor(name)
     except ContractError:
         raise
@@ -90,17 +98,22 @@ def load_experts(folder: str | Path, layer: int, device: torch.device | str = "c
     return at_load(experts_of(tensors, prefix))
 
 
-def _check_device(device: torch.device | str) -> None:
-    """Raise ContractError unless tensors can be made on the device."""
+def _folder(folder: str | Path) -> Path:
+    """The path of a folder. Raises CheckpointError unless one is there."""
     try:
-        torch.empty(0, device=device)
-    except Exception as error:  # of any kind: each device of torch has its own
-        raise ContractError(
-            f"the device {device} cannot be used here",
-            got=str(error).partition("\n")[0],
-            expected="a device of this machine",
-            remedy='device="cpu"',
-        ) from error
+        if not isinstance(folder, str | os.PathLike):
+            found = shown(folder)
+        elif Path(folder).is_dir():
+            return Path(folder)
+        else:
+            found = "a file" if Path(folder).exists() else "no such folder"
+    except (OSError, TypeError, ValueError) as error:  # as of a name that is too long, or a path of bytes
+        found = said(error)
+    raise CheckpointError(
+        f"{words(folder)} is no checkpoint",
+        got=found,
+        expected="the folder of a gpt-oss checkpoint: config.json and *.safetensors",
+    )
 
 
 def check_activation(alpha: float, limit: float) -> None:
@@ -110,4 +123,5 @@ def check_activation(alpha: float, limit: float) -> None:
             "the experts' clamped SwiGLU is another",
             got=f"alpha {alpha}, limit {limit}",
             expected=f"alpha {ALPHA}, limit {LIMIT}",
+            remedy=OTHERWISE,
         )

@@ -53,7 +53,7 @@ class Calibration:
             CheckpointError: a file that cannot be read. RequestError: no token, or one outside of the vocabulary.
         """
         tokenizer = Tokenizer.from_directory(directory)
-        text = read_text(path, "name a text file that this user can read")[: _MOST_CHARACTERS * most]
+        text = read_text(path, "name a text file that this user can read", _MOST_CHARACTERS * most)
         ids = torch.tensor(tokenizer.encode(text, add_special_tokens=False)[:most], dtype=torch.int64)
         if not len(ids):
             raise RequestError(

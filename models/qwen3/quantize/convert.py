@@ -20,7 +20,7 @@ from ttnn_moe.contract import Experts, Routing
 from ttnn_moe.errors import CheckpointError, ContractError, RequestError
 from ttnn_moe.formats.stored import METHOD
 
-from ..checkpoint import EXPERTS, Checkpoint
+from ..checkpoint import EMBED, EXPERTS, HEAD, Checkpoint
 from ..files import Fields, is_file, path_of, read_bytes, reading, size
 from ..pieces import Progress, bytes_of
 from ..weight_formats import FORMATS, QUANTISED
@@ -51,7 +51,8 @@ class Report:
 
     Attributes:
         kept: shards that were there already, of `shards`. nbytes: of all weights.
-        fewest: tokens of the expert that had fewest in calibration; None: no calibration, or nothing was quantised.
+        fewest: tokens of the expert that had fewest in calibration; None: no calibration, or not of every layer in
+            this run, which kept the last shards.
     """
 
     shards: int
@@ -95,6 +96,9 @@ class Conversion:
             )
         self.sizes = config.num_experts, config.hidden_size, config.moe_intermediate_size
         self._check_sizes(directory)
+        if config.tie_word_embeddings and HEAD in checkpoint.headers:
+            with checkpoint.reader() as read:
+                checkpoint.check_tied_head(read(EMBED).to(checkpoint.dtype))
         default = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = device_of(default if device is None else device, "reference")
         check_computes(self.device)
@@ -169,11 +173,12 @@ class Conversion:
             if progress is not None:
                 progress(done, sum(steps))
 
-        with output.opened():
+        with output.opened(), torch.autocast(self.device.type, enabled=False):
             self._check_room()
             output.begin()
             missing = [i for i in range(L + 1) if not output.has(self.shard(i))]
-            last = max((i for i in missing if i < L and self.config.is_sparse(i)), default=-1)
+            sparse = [i for i in range(L) if self.config.is_sparse(i)]
+            last = max((i for i in sparse if i in missing), default=-1)
             activations = None
             if self.calibration is not None and last >= 0:
                 activations = Activations(self.source, self.calibration, self.device)
@@ -195,7 +200,7 @@ class Conversion:
             where = {name: self.shard(i) for i, parts in enumerate(self.contents) for name in parts}
             config = Fields.of_file(self.source.directory / CONFIG).values
             output.finish(config, where, self.disk)
-        return Report(L + 1, L + 1 - len(missing), self.disk, fewest)
+        return Report(L + 1, L + 1 - len(missing), self.disk, fewest if sparse[-1:] == [last] else None)
 
     def _check_room(self) -> None:
         there = sum(path.stat().st_size for path in self.output.directory.iterdir() if path.is_file())
@@ -317,4 +322,5 @@ def quantize_model(
             one for a format that is not calibrated; no number of tokens; no such device.
     """
     text = None if calibrate is None else path_of(calibrate, "calibrate is no path", "name a text file")
-    return Conversion(path_of(directory), path_of(out), format, text, tokens, device).run(progress)
+    made = path_of(out, "out is no path", "name the directory to make")
+    return Conversion(path_of(directory), made, format, text, tokens, device).run(progress)

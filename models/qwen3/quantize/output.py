@@ -85,13 +85,16 @@ def _writing(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        expected, first = None, ""
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            expected, first = "room on the disk", "make room, and "
+        elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+            expected, first = "a directory that this user can write to", "make it writable, and "
         raise RequestError(
             f"{path} cannot be written",
             got=error.strerror or str(error),
-            expected="room on the disk" if full else "a directory that this user can write to",
-            remedy=f"{'make room' if full else 'make it writable'}, and convert again with the same arguments: whole "
-            "shards are kept; or give another --out",
+            expected=expected,
+            remedy=f"{first}convert again with the same arguments: whole shards are kept; or give another --out",
         ) from error
 
 
@@ -107,7 +110,10 @@ def _held(directory: Path) -> Mapping[str, Any] | None:
         return None
     held: Mapping[str, Any] = {}
     if config.is_file():
-        held = Fields.of_file(config).fields("quantization_config").values
+        try:
+            held = Fields.of_file(config).fields("quantization_config").values
+        except CheckpointError as error:
+            raise CheckpointError(error.what, got=error.got, expected=error.expected, remedy=_ELSEWHERE) from error
     elif marker.is_file():
         held = Fields.of_file(marker).values
     if not held:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import shutil
+import threading
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -21,6 +25,7 @@ from ttnn_moe.formats.quantise_int4_24 import quantise_experts
 from ttnn_moe.models.qwen3 import Qwen3Moe, Qwen3MoeConfig, load_model
 from ttnn_moe.models.qwen3.bench import memory_needed
 from ttnn_moe.models.qwen3.checkpoint import Checkpoint, slots
+from ttnn_moe.models.qwen3.files import MOST_BYTES
 from ttnn_moe.models.qwen3.layers import MoE
 from ttnn_moe.models.qwen3.quantize import convert, quantize_model
 from ttnn_moe.models.qwen3.tt.sizes import model_sizes
@@ -139,6 +144,9 @@ def test_calibration_reads_the_quantised_layers_outputs(tmp_path: Path, text: Pa
     assert report.fewest == min(int(routing.ids.flatten().bincount().min()) for _, routing in inputs)
     again = quantize_model(source, whole, calibrate=text, tokens=256, device="cpu")
     assert again.kept == again.shards and again.fewest is None, "nothing is left to quantise"
+    (whole / "model-00001-of-00005.safetensors").unlink()
+    again = quantize_model(source, whole, calibrate=text, tokens=256, device="cpu")
+    assert again.kept == 4 and again.fewest is None, "later layers have experts, too"
     for i, (before, after) in enumerate(zip(mixtures(dense), mixtures(load_model(whole)), strict=True)):
         want = quantise_experts(before.experts, *inputs[i]).tensors
         for name, words in after.experts.tensors.items():
@@ -148,7 +156,28 @@ def test_calibration_reads_the_quantised_layers_outputs(tmp_path: Path, text: Pa
     assert any(not torch.equal(a, b) for a, b in pairs)
 
 
-def test_torchs_default_dtype_changes_no_byte(model: Path, text: Path, tmp_path: Path) -> None:
+def test_as_much_of_a_text_is_read_as_has_the_tokens(model: Path, text: Path, tmp_path: Path) -> None:
+    """A text of any size, and one without an end."""
+    config = load_model(model).config
+    want = convert.Calibration.of_file(text, model, config, 20).digest
+    large = shutil.copy(text, tmp_path / "large")
+    os.truncate(large, MOST_BYTES + 1)
+    assert convert.Calibration.of_file(large, model, config, 20).digest == want
+    os.mkfifo(tmp_path / "pipe")
+
+    def write() -> None:
+        with suppress(BrokenPipeError), (tmp_path / "pipe").open("w", encoding="utf-8") as pipe:
+            while True:
+                pipe.write(text.read_text())
+
+    thread = threading.Thread(target=write, daemon=True)
+    thread.start()
+    assert convert.Calibration.of_file(tmp_path / "pipe", model, config, 20).digest == want
+    thread.join(60)
+    assert not thread.is_alive()
+
+
+def test_torchs_default_dtype_and_autocast_change_no_byte(model: Path, text: Path, tmp_path: Path) -> None:
     quantize_model(model, tmp_path / "want", calibrate=text, tokens=200, device="cpu")
     before = torch.get_default_dtype()
     for dtype in (torch.bfloat16, torch.float64):
@@ -158,6 +187,9 @@ def test_torchs_default_dtype_changes_no_byte(model: Path, text: Path, tmp_path:
         finally:
             torch.set_default_dtype(before)
         assert files(tmp_path / str(dtype)) == files(tmp_path / "want")
+    with torch.autocast("cpu", torch.bfloat16):
+        quantize_model(model, tmp_path / "autocast", calibrate=text, tokens=200, device="cpu")
+    assert files(tmp_path / "autocast") == files(tmp_path / "want")
 
 
 def test_an_unfinished_directory_is_no_checkpoint(model: Path, out: Path) -> None:

@@ -29,6 +29,7 @@ def refuses(error: int) -> OSError:
     [
         (errno.ENOSPC, r"No space left on device; expected room on the disk; to fix it: make room"),
         (errno.EDQUOT, r"Disk quota exceeded; expected room on the disk; to fix it: make room"),
+        (errno.EFBIG, r"File too large; to fix it: convert again"),
         (errno.EROFS, r"Read-only file system; expected a directory that this user can write to; to fix it: .*--out"),
     ],
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +67,11 @@ def quantised(out: Path, tmp_path: Path) -> dict[str, Any]:
     return {"directory": out, "out": tmp_path / "again"}
 
 
+def empty_config(out: Path, tmp_path: Path) -> dict[str, Any]:
+    (out / "config.json").write_text("")
+    return {}
+
+
 OUTS: dict[str, tuple[Callable[[Path, Path], dict[str, Any]], str]] = {
     "another model": (other_model, r"holds another conversion, with another model \(its .*\); got model "),
     "a model with another row": (other_row, r"with another model \(.* a byte of its weights\); got model "),
@@ -77,6 +83,12 @@ OUTS: dict[str, tuple[Callable[[Path, Path], dict[str, Any]], str]] = {
     "a dense model": (lambda out, _: {"out": TINY}, "holds other files; got config.json of a model that is not"),
     "the result itself": (lambda out, _: {"directory": out}, "cannot be written; got the model itself"),
     "a result as the model": (quantised, "no experts to quantise; got experts in int4_24"),
+    "an empty config.json": (
+        empty_config,
+        "out/config.json cannot be read; got .*; to fix it: another --out, or remove",
+    ),
+    "no out": (lambda *_: {"out": None}, "out is no path; got None; .*; to fix it: name the directory to make"),
+    "an out of no file system": (lambda *_: {"out": "\0"}, "names no file; got a null character; .*directory to make"),
     "no text": (empty_text, "cannot calibrate.*no tokens; expected a text of at least one token; to fix it"),
     "fewer tokens than one": (
         lambda *_: {"calibrate": ROOT / "LICENSE", "tokens": -5},
@@ -116,6 +128,16 @@ def test_what_does_not_belong_together_is_refused(case: str, model: Path, out: P
     with pytest.raises((CheckpointError, RequestError), match=match):
         quantize_model(**arguments)
     assert files(out) == before
+
+
+def test_a_tied_head_that_differs_is_refused_as_when_it_is_loaded(tmp_path: Path) -> None:
+    source = made(tmp_path / "model", tie_word_embeddings=True)
+    tensors = load_file(source / "model.safetensors")
+    for change in (0, 1):
+        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + change
+        save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+        with pytest.raises(CheckpointError, match="holds a lm_head.weight of its own") if change else nullcontext():
+            convert.Conversion(source, tmp_path / "out", device="cpu")
 
 
 def test_a_shard_of_another_conversion_is_not_kept(model: Path, out: Path, tmp_path: Path) -> None:

@@ -46,21 +46,27 @@ def experts_forward(name: str, backend: str) -> Callable[[nn.Module, Tensor, Ten
             refusal = why_not(self)
             if refusal is not None:
                 # a class that the compiler knows: it shows the message
-                raise ValueError(f"{name} cannot serve {type(self).__name__}: {refusal.why}. {_remedy(self)}")
+                remedy = refusal.remedy or _remedy(self)
+                raise ValueError(f"{name} cannot serve {type(self).__name__}: {refusal.why}. {remedy}")
             experts = _experts(self, {key: _flat(tensor) for key, tensor in _weights(self).items()})
         else:
             # held until the call is done
             bound, held = _bound(self, name, backend, top_k_index.shape[-1], hidden_states.dtype)
             experts = bound.experts
-        if experts.dtype not in (None, hidden_states.dtype):
-            raise ContractError(
-                f"{name} got hidden states of another dtype than the expert weights",
-                got=f"{hidden_states.dtype} and {experts.dtype}",
-                expected="one dtype",
-                remedy="load the whole model in one, from_pretrained(..., dtype=torch.bfloat16), without autocast",
-            )
+        dtype = hidden_states.dtype
+        if experts.dtype not in (None, dtype):
+            # under autocast hidden_states have the dtype that the layers before gave them
+            if torch.is_autocast_enabled(hidden_states.device.type):
+                hidden_states = hidden_states.to(experts.dtype)
+            else:
+                raise ContractError(
+                    f"{name} got hidden states of another dtype than the expert weights",
+                    got=f"{dtype} and {experts.dtype}",
+                    expected="one dtype",
+                    remedy="load the whole model in one, from_pretrained(..., dtype=torch.bfloat16)",
+                )
         routing = Routing.from_topk(top_k_index, top_k_weights, experts.E)
-        return api.moe(hidden_states, routing, experts, backend=backend, ids=_promise(self))
+        return api.moe(hidden_states, routing, experts, backend=backend, ids=_promise(self)).to(dtype)
 
     return forward
 
@@ -213,4 +219,4 @@ def _remedy(module: nn.Module) -> str:
 
 def _error(name: str, module: nn.Module, refusal: Refusal) -> ContractError:
     what = f"{name} cannot serve {type(module).__name__}: {refusal.why}"
-    return ContractError(what, got=refusal.got, expected=refusal.expected, remedy=_remedy(module))
+    return ContractError(what, got=refusal.got, expected=refusal.expected, remedy=refusal.remedy or _remedy(module))

@@ -11,6 +11,8 @@ from transformers.activations import SiLUActivation
 from transformers.integrations.moe import use_experts_implementation
 
 from ...contract import HIDDEN_DTYPES
+from ...formats.mxfp4 import BIAS_DTYPES, BIASES
+from ..gpt_oss import NAMES
 from .mxfp4 import Mxfp4Experts
 
 WEIGHTS = ("gate_up_proj", "down_proj")
@@ -42,17 +44,18 @@ _WATCHED = (*_LAYOUT, "num_experts", "_apply_gate", "arranged")
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a module is not served."""
+    """Why a module is not served. remedy: None: to take another experts implementation."""
 
     why: str
     got: object
     expected: object
+    remedy: str | None = None
 
 
 def why_not(module: nn.Module) -> Refusal | None:
     """None if the operator computes what module's own forward does. Reads no values; torch.compile traces it."""
     if isinstance(module, Mxfp4Experts):
-        return _why_not_parametrised(module)
+        return _why_not_parametrised(module) or _why_not_packed(module)
     # unknown tensors before the gate: of a quantised module it is they that say why
     return (
         _why_not_layout(module) or _why_not_tensors(module) or _why_not_activation(module) or _why_not_weights(module)
@@ -80,6 +83,30 @@ def _why_not_layout(module: Any) -> Refusal | None:
 def _why_not_parametrised(module: Any) -> Refusal | None:
     if parametrize.is_parametrized(module):
         return Refusal("its weights are parametrised", list(module.parametrizations), "plain parameters")
+    return None
+
+
+def _why_not_packed(module: Any) -> Refusal | None:
+    # accelerate takes a state dict, which has the checkpoint's bytes, and puts those in place of the arranged ones
+    hook = getattr(module, "_hf_hook", None)
+    if module.arranged and any(getattr(each, "offload", False) is True for each in getattr(hook, "hooks", (hook,))):
+        return Refusal(
+            "accelerate offloads its arranged weights",
+            "a model that was offloaded after it was loaded",
+            "a model that is offloaded while it is loaded",
+            "load the model again: from_pretrained(..., device_map=...)",
+        )
+    tensors = module.tensors()
+    if missing := [NAMES[name] for name, tensor in tensors.items() if tensor is None]:
+        return Refusal("it lacks tensors", missing, [*NAMES.values()], "load the model again")
+    dtypes = [tensors[name].dtype for name in BIASES]
+    if dtypes[0] not in BIAS_DTYPES or dtypes[0] != dtypes[1]:
+        return Refusal(
+            "its biases have another dtype",
+            dtypes,
+            f"one of {list(BIAS_DTYPES)} for both",
+            "load the model again: from_pretrained(..., dtype=torch.float16) keeps biases in fp32",
+        )
     return None
 
 

@@ -57,7 +57,8 @@ def attention(
         raise ContractError(
             f'attn_implementation="{NAME}" reads a BucketedCache alone',
             got="another cache, or a padded batch without a cache",
-            remedy="pass past_key_values=BucketedCache(model, ...)",
+            remedy="pass past_key_values=BucketedCache(model, ...); generate() without guidance_scale, whose second "
+            "pass has a cache of its own",
         )
     if attention_mask is None and window is not None and window < n:
         _refuse(f"a sliding window of {window} for {n} tokens, and no mask that holds it")

@@ -24,7 +24,7 @@ from ...contract import Experts
 from ...errors import ContractError
 from ...formats import mxfp4_boxes
 from ...formats.mxfp4 import GROUP, check_scales
-from ..gpt_oss import GATE_UP_ORDER, NAMES, check_activation
+from ..gpt_oss import GATE_UP_ORDER, NAMES, OTHERWISE, check_activation
 
 METHOD = "mxfp4"
 
@@ -50,7 +50,9 @@ class Mxfp4Experts(nn.Module):
         E, H, I = config.num_local_experts, config.hidden_size, config.intermediate_size
         for size, n in (("hidden_size", H), ("intermediate_size", I)):
             if n % GROUP:
-                raise ContractError(f"{size} does not fit MXFP4 experts", got=n, expected=f"a multiple of {GROUP}")
+                raise ContractError(
+                    f"{size} does not fit MXFP4 experts", got=n, expected=f"a multiple of {GROUP}", remedy=OTHERWISE
+                )
         self.num_experts, self.hidden_size, self.intermediate_size = E, H, I
         for name, R, K in (("gate_up_proj", 2 * I, H), ("down_proj", H, I)):
             for part, shape in (("blocks", (E, R, K // GROUP, GROUP // 2)), ("scales", (E, R, K // GROUP))):
@@ -71,7 +73,7 @@ class Mxfp4Experts(nn.Module):
                 "the model was loaded with packed MXFP4 experts, which this experts implementation cannot run",
                 got=repr(name),
                 expected="one that ttnn_moe.hf.register made",
-                remedy=f"load the model again: from_pretrained(..., experts_implementation={name!r})",
+                remedy=f"load the model again: from_pretrained(..., experts_implementation={name or 'eager'!r})",
             )
         return ALL_EXPERTS_FUNCTIONS[name](self, hidden_states, router_indices, routing_weights)
 
