@@ -106,31 +106,40 @@ class Prepared(ABC):
         """
         if torch.compiler.is_dynamo_compiling():
             return _call_outside_graph(self, hidden, topk_ids, topk_weights, out, accumulate, num_tokens)
-        check_rows_and_out(hidden, out)
-        if type(topk_weights) is not Tensor:
-            check_tensors(topk_weights=topk_weights)
-        found = watcher((hidden, topk_weights, out, *self._held())) if torch.is_grad_enabled() else watcher(())
-        if found is not None:
-            raise ContractError(
-                "a prepared layer is for inference, and something would record this call",
-                got=found,
-                expected="a plain call",
-                remedy="call it under torch.no_grad(), or call ttnn_moe.moe"
-                if found == AUTOGRAD
-                else "call it outside of that; with vmap, put the batch into T",
+        try:
+            check_rows_and_out(hidden, out)
+            if type(topk_weights) is not Tensor:
+                check_tensors(topk_weights=topk_weights)
+            found = watcher((hidden, topk_weights, out, *self._held())) if torch.is_grad_enabled() else watcher(())
+            if found is not None:
+                raise ContractError(
+                    "a prepared layer is for inference, and something would record this call",
+                    got=found,
+                    expected="a plain call",
+                    remedy="call it under torch.no_grad(), or call ttnn_moe.moe"
+                    if found == AUTOGRAD
+                    else "call it outside of that; with vmap, put the batch into T",
+                )
+            problem = self.problem
+            routing = Routing.from_topk(
+                topk_ids,
+                topk_weights,
+                problem.E,
+                placement=self.placement,
+                num_tokens=num_tokens,
+                distinct=self.distinct,
             )
-        problem = self.problem
-        routing = Routing.from_topk(
-            topk_ids, topk_weights, problem.E, placement=self.placement, num_tokens=num_tokens, distinct=self.distinct
-        )
-        check_prepared(problem, self.device, hidden, routing, out, accumulate)
-        hidden = dense(hidden)
-        if out is None:
-            return run(self._new, hidden, routing)
-        check_memory(out, routing, hidden, *self._held())
-        note_write(out)
-        run(self._run, hidden, routing, out, accumulate)
-        return out
+            check_prepared(problem, self.device, hidden, routing, out, accumulate)
+            hidden = dense(hidden)
+            if out is None:
+                return run(self._new, hidden, routing)
+            check_memory(out, routing, hidden, *self._held())
+            note_write(out)
+            run(self._run, hidden, routing, out, accumulate)
+            return out
+        except BaseException as error:
+            self._failed(error)
+            raise
 
     def compile(self, least: int = 1, *, ids64: bool = False, accumulate: bool = False) -> int:
         """Compile, several at a time, what calls of least to problem.T tokens launch; returns how many were compiled.
@@ -142,6 +151,9 @@ class Prepared(ABC):
             ids64: calls come with int64 ids, else int32. accumulate: calls add to out.
         """
         return 0
+
+    def _failed(self, error: BaseException) -> None:  # noqa: B027
+        """This error ended a call, which perhaps never came to `_run`."""
 
     def _held(self) -> list[Tensor]:
         """The weights that `prepare` got, as far as they live."""

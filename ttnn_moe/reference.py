@@ -61,6 +61,8 @@ class ReferenceBackend:
         return Probe(True, devices=(f"cpu ({platform.machine()}, {torch.get_num_threads()} threads)",))
 
     def why_not(self, problem: Problem) -> str | None:
+        if problem.device == "meta":
+            return "it runs on the CPU, and meta tensors have no values; to fix it: make them on the CPU, with values"
         if problem.device != "cpu":
             return f"it runs on the CPU, and the tensors are on {problem.device!r}; to fix it: move them to the CPU"
         if problem.weight_format not in PRODUCTS:

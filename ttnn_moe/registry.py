@@ -235,7 +235,8 @@ def resolve(name: str = AUTO, device: str | None = None) -> str:
     """The name of the backend that a model should ask for: checks that it is here, before any work.
 
     Args:
-        name: as in `choose`. device: the type of the tensors' device: "auto" is then a backend that takes them there.
+        name: as in `choose`. device: the type of the tensors' device: "auto" is then the first that takes
+            them there. Where none does, it is the first that is here, which refuses them and says why.
 
     Raises:
         BackendUnavailable: not here, or no such backend.

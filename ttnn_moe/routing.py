@@ -17,7 +17,7 @@ from .errors import ContractError
 from .ids import check_ids, is_distinct
 from .memory import check_tensors, dense
 from .placement import MOST, Placement, check_placement
-from .routing_views import PaddedView, SortedView, StepLayout, check_row_align, step_capacity
+from .routing_views import PaddedView, SortedView, StepLayout, check_row_align, step_capacity, wide
 from .visible import shown
 
 
@@ -69,7 +69,7 @@ class Routing:
             E: number of experts.
             placement: where experts live; needed by `device_expert_mapping` and `for_device`.
             num_tokens: true number of tokens, int32 [] or [1], where T is a bound.
-            distinct: for layers made with ids="distinct"; a caller of `moe` passes ids="distinct" there.
+            distinct: no user needs it: `moe` and `prepare` take this promise as ids="distinct".
             check: read the ids of true tokens back (a host synchronisation) and raise on the first that is neither -1
                 nor valid.
 
@@ -106,6 +106,7 @@ class Routing:
             )
         if not is_size(E) or not 1 <= E <= MOST:
             raise ContractError("E is no number of experts", got=shown(E), expected=f"an integer, 1 .. {MOST}")
+        E = wide(E)
         if distinct is not True and distinct is not False:
             raise ContractError("distinct is no bool", got=shown(distinct), expected="True or False")
         if placement is not None:
@@ -233,7 +234,7 @@ class Routing:
         Raises:
             ContractError: as check_row_align.
         """
-        check_row_align(row_align)
+        row_align = check_row_align(row_align)
         if row_align not in self._cache:
             ids, weights = self._merged
             order, counts, keys = self._sort(ids)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from .arguments import is_size
@@ -71,12 +72,18 @@ def step_capacity(T: int, K: int, E: int, row_align: int) -> int:
     Raises:
         ContractError: as check_row_align.
     """
-    check_row_align(row_align)
+    row_align = check_row_align(row_align)
     return T * K + (row_align - 1) * min(E, T * K)
 
 
-def check_row_align(row_align: int) -> None:
-    """Raise ContractError unless row_align is an integer of a useful size."""
+def check_row_align(row_align: int) -> int:
+    """row_align as an int; raises ContractError unless it is an integer of a useful size."""
     if not is_size(row_align) or not 1 <= row_align <= MOST_ALIGNED:
         expected = f"an integer 1 .. {MOST_ALIGNED}; 1 or 32 are usual"
         raise ContractError("row_align is out of range", got=shown(row_align), expected=expected)
+    return wide(row_align)
+
+
+def wide(size: int) -> int:
+    """The same size as an int, if it is none: sums of numpy's small integers overflow. SymInt stays."""
+    return size if isinstance(size, (int, torch.SymInt)) else int(size)

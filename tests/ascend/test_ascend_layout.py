@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -9,9 +10,8 @@ import torch
 
 import ascend_stand_in
 from ttnn_moe import Experts, Problem, Routing
-from ttnn_moe.ascend import path
+from ttnn_moe.ascend import kernels, path
 from ttnn_moe.ascend.layout import weights_of
-from ttnn_moe.errors import ContractError
 
 
 @pytest.fixture(scope="module")
@@ -83,7 +83,13 @@ def test_inference_tensors_have_no_versions() -> None:
 
 @pytest.mark.parametrize(
     "switch, sizes, words",
-    [("1", (24, 16), "multiples of 16, not H=24, I=16"), ("1", (16, 8), "not H=16, I=8"), ("1", (32, 32), None)],
+    [
+        ("1", (24, 16), "multiples of 16, not H=24, I=16"),
+        ("1", (16, 8), "not H=16, I=8"),
+        ("1", (32, 32), None),
+        ("1", (32, 32752), None),
+        ("1", (32, 32768), "2I to be under 65536, not I=32768"),
+    ],
 )
 def test_sizes_that_fractal_nz_cannot_hold(
     switch: str, sizes: tuple[int, int], words: str | None, monkeypatch: pytest.MonkeyPatch
@@ -93,7 +99,22 @@ def test_sizes_that_fractal_nz_cannot_hold(
     assert (reason is None) if words is None else (reason is not None and words in reason)
 
 
-def test_a_switch_of_fractal_nz_that_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TTNN_MOE_ASCEND_NZ", "yes")
-    with pytest.raises(ContractError, match="no switch; got 'yes'; expected 0 or 1"):
-        ascend_stand_in.OnCpu().why_not(Problem(4, 8, 2, 16, 16))
+@pytest.mark.parametrize(
+    "name, value, words",
+    [
+        ("NZ", "yes", "TTNN_MOE_ASCEND_NZ is no switch; got 'yes'; expected 0 or 1"),
+        ("KERNELS", "cube", "TTNN_MOE_ASCEND_KERNELS is not a path; got 'cube'; expected operators or triton"),
+        ("KERNELS", "triton", "TTNN_MOE_ASCEND_KERNELS=triton needs Triton, and it does not load"),
+    ],
+)
+def test_what_the_environment_asks_for_in_vain_is_a_reason(
+    name: str, value: str, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else `why` and `prepare` promise what the first call refuses."""
+    monkeypatch.setenv(f"TTNN_MOE_ASCEND_{name}", value)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    for module in ("combine", "gate_up"):
+        monkeypatch.delitem(sys.modules, f"ttnn_moe.gpu_kernels.ascend.{module}", raising=False)
+    kernels.load.cache_clear()
+    reason = str(ascend_stand_in.OnCpu().why_not(Problem(4, 8, 2, 16, 16)))
+    assert words in reason and f"unset TTNN_MOE_ASCEND_{name}" in reason

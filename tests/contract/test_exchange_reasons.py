@@ -12,8 +12,9 @@ import torch
 
 from ttnn_moe import Placement, Problem
 from ttnn_moe.errors import BackendUnavailable, ContractError
-from ttnn_moe.parallel.exchanges import AllGather, AllToAll, Hierarchical, Topology, agreement, all_gather
+from ttnn_moe.parallel.exchanges import AllGather, AllToAll, Exchange, Hierarchical, Topology, agreement, all_gather
 from ttnn_moe.parallel.exchanges.hierarchical import SharedMemoryExchange, sizes_of
+from ttnn_moe.parallel.exchanges.peer_memory import PeerMemoryExchange
 from ttnn_moe.parallel.hierarchical import Nodes
 from ttnn_moe.reference import ReferenceBackend
 
@@ -72,7 +73,16 @@ def test_one_rank_and_nodes_of_other_ranks_are_refused(here: None) -> None:
     problem, topology = layer_of(8)
     assert SharedMemoryExchange.why_not(problem, replace(topology, nodes=Nodes(4, 2))) is None
     reason = SharedMemoryExchange.why_not(problem, replace(topology, nodes=Nodes(3, 2)))
-    assert reason == "the nodes are not those of this group; got 6 ranks; expected 8"
+    wrong = "the nodes are not those of this group; got 6 ranks; expected 8; to fix it: "
+    assert reason == wrong + "give Nodes of 8 ranks, or leave nodes out"
+    assert PeerMemoryExchange.why_not(problem, replace(topology, nodes=Nodes(3, 2), wire=problem.dtype)) == reason
+
+
+@pytest.mark.parametrize("exchange", [SharedMemoryExchange, PeerMemoryExchange])
+def test_sizes_that_the_protocol_refuses_name_another_exchange(exchange: type[Exchange], here: None) -> None:
+    problem, topology = layer_of(8)
+    reason = str(exchange.why_not(replace(problem, H=12), replace(topology, wire=problem.dtype)))
+    assert "not fit vector copies" in reason and reason.endswith("; to fix it: exchange='all_to_all'")
 
 
 def test_nodes_have_as_many_ranks_as_divide_the_group() -> None:
@@ -108,8 +118,19 @@ def test_two_processes_leave_the_sum_to_the_library(D: int, ordered: bool, monke
     """Two numbers have one sum, in whatever order."""
     monkeypatch.delenv(all_gather.DETERMINISTIC, raising=False)
     monkeypatch.setattr(agreement, "gather", lambda asked, group: [asked] * D)
-    made = AllGather.of(*layer_of(D, T=5))
+    problem, topology = layer_of(D, T=5)
+    made = AllGather.of(problem, topology)
     assert (made.ordered, made.tokens) == (ordered, 5)
+
+
+@pytest.mark.parametrize("D", [2, 3])
+def test_the_library_sums_no_parts_in_bf16(D: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would round the sum as well as the parts."""
+    monkeypatch.setenv(all_gather.DETERMINISTIC, "true")
+    monkeypatch.setattr(agreement, "gather", lambda asked, group: [asked] * D)
+    problem, topology = layer_of(D)
+    assert AllGather.of(problem, replace(topology, wire=torch.bfloat16)).ordered
+    assert not AllGather.of(problem, topology).ordered
 
 
 @pytest.mark.parametrize("mine", [None, ValueError("no room")])

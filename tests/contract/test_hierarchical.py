@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -140,12 +141,60 @@ def test_a_rank_that_makes_no_group_is_named() -> None:
         lambda: Sizes(Shape(Nodes(1, 1), slots=3), 4, 16, 2),
         lambda: Sizes(Shape(Nodes(1, 1)), 4, 16, 2, torch.int8),
         lambda: Sizes(Shape(Nodes(1, 1)), 4, 16, 2, wire=torch.float16),
-        lambda: SharedMemory(Sizes(Shape(Nodes(1, 1)), 4, 16, 2).layout, "/dev/null"),
+        lambda: Sizes(Shape((1, 1)), 4, 16, 2),  # type: ignore[arg-type]
+        lambda: SharedMemory(SIZES),  # type: ignore[arg-type]
+        lambda: Group(SharedMemoryTransport(SharedMemory(SIZES.layout), 0), SIZES.layout, PAIR),  # type: ignore[arg-type]
+        lambda: SharedMemory(SIZES.layout, "/dev/null"),
+        lambda: SharedMemory(SIZES.layout, "/proc/0/fd/3"),
+        lambda: SharedMemory(SIZES.layout, "/proc/\0"),
+        lambda: SharedMemory(SIZES.layout, 5),  # type: ignore[arg-type]
     ],
 )
 def test_refuses(make) -> None:
     with pytest.raises(ContractError, match="got"):
         make()
+
+
+def test_a_file_of_anybody_else_is_not_written_to(tmp_path: Path) -> None:
+    file, link = tmp_path / "weights", tmp_path / "link"
+    file.write_bytes(b"7" * SharedMemory(SIZES.layout)._map.size())
+    link.symlink_to(file)
+    for name in (file, link):
+        with pytest.raises(ContractError, match="no memory of a group.*memfd:ttnn-moe-ranks.*to fix it: attach by"):
+            SharedMemory(SIZES.layout, str(name))
+
+
+def test_a_column_in_steps_travels() -> None:
+    """torch calls a transposed row of one column contiguous, whatever its stride."""
+    sizes = replace(SIZES, K=1, shape=Shape(Nodes(1, 1)))
+    memory = SharedMemory(sizes.layout)
+    group = Group(SharedMemoryTransport(memory, 0), sizes, Placement.uniform(2))
+    ids, weights = torch.tensor([[0, 1, 0]], dtype=torch.int32).t(), torch.tensor([[1.0, 2.0, 3.0]]).t()
+    sent = group.dispatch(torch.ones(3, 16).bfloat16(), ids, weights)
+    assert torch.equal(sent.ids, ids) and torch.equal(sent.weights, weights)
+    assert group.dispatch(torch.ones(0, 16).bfloat16(), ids[:0], weights[:0]).rows.shape == (0, 16)
+
+
+def test_a_combine_that_one_rank_refuses_ends_the_group() -> None:
+    """The others wait for its rows: another call of this rank would send masks."""
+    case = Case(1, 2, (3, 2), timeout=30.0)
+    memory, begin = SharedMemory(case.sizes.layout), time.monotonic()
+    memory.detach_name()
+
+    def rank(r: int) -> list[object]:
+        one, said = Group(SharedMemoryTransport(memory, r), case.sizes, case.placement, case.timeout), []
+        sent = one.dispatch(*case.inputs(r))
+        x = sent.rows.double() if r == 0 else sent.rows
+        for call in (lambda: one.combine(x, sent.meta), lambda: one.dispatch(*case.inputs(r))):
+            with pytest.raises((ContractError, PeerStopped)) as error:
+                call()
+            said.append(getattr(error.value, "report", None))
+        return said
+
+    with ThreadPoolExecutor(2) as pool:
+        (refused, dead), others = pool.map(rank, range(2))
+    assert refused is None and others == [dead, dead] and (dead.peer, dead.reporter) == (0, 0)
+    assert time.monotonic() - begin < case.timeout / 2
 
 
 def test_a_call_refuses_what_does_not_fit() -> None:

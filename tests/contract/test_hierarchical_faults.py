@@ -27,7 +27,7 @@ def test_two_reports_at_once() -> None:
     """A rank keeps the report that it saw first, also while another rank reports the same fault."""
     memory = SharedMemory(CASE.sizes.layout)
     ranks = [SharedMemoryTransport(memory, rank) for rank in range(4)]
-    early, late = Report(0, 1, 2, reporter=2), Report(0, 1, 2, reporter=1)
+    early, late = Report(0, 1, 2, reporter=2, live=1), Report(0, 1, 2, reporter=1)
     ranks[2].abort(early)
     assert ranks[3].aborted() == early
     ranks[1].abort(late)

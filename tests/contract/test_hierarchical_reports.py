@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ttnn_moe.parallel.hierarchical import Report
+from ttnn_moe.parallel.hierarchical import PeerStopped, Report
 from ttnn_moe.parallel.hierarchical import engine as engines
 from ttnn_moe.parallel.hierarchical.rings import Counter, Ring, Role, Wait
 
@@ -85,4 +85,7 @@ def test_where_all_live_the_other_end_of_the_ring_is_blamed(
     ring: Ring, peer: int, last: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = blamed(Ranks(HERE, HERE), monkeypatch, last, last, ring=ring)
-    assert found == Report(peer, Role.RECEIVER, CALL, reporter=0)
+    assert found == Report(peer, Role.RECEIVER, CALL, reporter=0, live=1)
+    text = str(PeerStopped(found, 2, TIMEOUT))
+    assert text.startswith("no progress in call 3") and "got heartbeats of all ranks, and rank 0 waited 10 s" in text
+    assert "every rank's log" in text and "stopped" not in text

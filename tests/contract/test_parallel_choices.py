@@ -117,4 +117,4 @@ def test_an_id_of_64_bits_does_not_wrap_around() -> None:
     hidden, weights = torch.ones(1, H), torch.ones(1, 3)
     routing = Routing.from_topk(torch.tensor([[0, 2**32 + 1, E]]), weights, E)
     with pytest.raises(InterruptedError, match=r"\[\[0, -1, -1\]\]"):
-        exchange.into(hidden, routing, experts_of_all(), torch.empty_like(hidden), False)
+        exchange.into(hidden, routing, torch.empty_like(hidden), False)

@@ -15,7 +15,7 @@ import ascend_stand_in
 from model_ranks import by_ranks
 from ttnn_moe import Experts, Placement, Problem, Routing, registry
 from ttnn_moe.ascend import path
-from ttnn_moe.errors import BackendUnavailable, TtnnMoeError
+from ttnn_moe.errors import BackendUnavailable, ContractError, TtnnMoeError
 from ttnn_moe.parallel import ExpertParallel, exchanges
 from ttnn_moe.parallel import layer as layers
 from ttnn_moe.parallel.exchanges import AllGather, AllToAll
@@ -35,7 +35,7 @@ WORK: dict[str, tuple[Any, str]] = {
 }
 
 
-def layer_of(rank: int, exchange: str) -> Callable[..., torch.Tensor]:
+def layer_of(rank: int, exchange: str, **options: Any) -> Callable[..., torch.Tensor]:
     """Of two ranks; expert e multiplies by e + 1 and silu(1)."""
     registry.register("ascend", ascend_stand_in.TARGET)
     placement, I = Placement.uniform(4, 2, rank), 32
@@ -45,7 +45,7 @@ def layer_of(rank: int, exchange: str) -> Callable[..., torch.Tensor]:
     dtype = torch.bfloat16 if on_npu else torch.float32
     problem = Problem(8, 4, 2, 64, I, dtype, D=2)
     experts = Experts.dense(gate_up.to(dtype), down.to(dtype))
-    return ExpertParallel(problem, experts, placement, None, "ascend" if on_npu else "reference", exchange)
+    return ExpertParallel(problem, experts, placement, None, "ascend" if on_npu else "reference", exchange, **options)
 
 
 def calls(ranks: Ranks, exchange: str, where: str, error: Exception, auto: bool = False) -> tuple[list[Any], float]:
@@ -101,6 +101,50 @@ def test_no_rank_waits_and_no_sum_is_wrong(exchange: str, where: str, other: lis
         assert "no room" in text
     for *_, text in [said for said in others if isinstance(said, tuple)]:
         assert "MemoryError: no room" in text and "look at rank 0's log first" in text
+    assert max(one, two) < TIMEOUT / 2, "a rank waited for the timeout"
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "another dtype": {"hidden": torch.ones(2, 64).half()},
+    "too many tokens": {
+        "hidden": torch.ones(9, 64),
+        "topk_ids": torch.zeros(9, 2).int(),
+        "topk_weights": torch.ones(9, 2),
+    },
+    "a broken promise": {"topk_ids": torch.zeros(2, 2).int()},
+}
+
+
+def refused(ranks: Ranks, exchange: str, wrong: dict[str, Any]) -> tuple[list[Any], float]:
+    """Rank 0's first call is refused before it sends anything, and its caller goes on with another layer."""
+    first, other = (layer_of(ranks.rank, exchange, ids="distinct") for _ in range(2))
+    said, begin = [], time.monotonic()
+    right = {"hidden": torch.ones(2, 64), "topk_ids": torch.tensor([[0, 2], [1, 3]]), "topk_weights": torch.ones(2, 2)}
+    calls = [(first, right), (other, right)]
+    for layer, given in [(first, {**right, **wrong}), *calls] if ranks.rank == 0 else calls:
+        try:
+            said.append("NaN" if layer(**given).isnan().all() else "numbers")
+        except TtnnMoeError as failed:
+            said.append((type(failed).__name__, getattr(failed, "peer", None)))
+    return said, time.monotonic() - begin
+
+
+@pytest.mark.parametrize(
+    "exchange, stopped, other",
+    [
+        ("all_to_all", STOPPED, STOPPED),
+        ("all_gather", STOPPED, "NaN"),
+        ("hierarchical", ("PeerStopped", None), ("PeerStopped", None)),
+    ],
+)
+@pytest.mark.parametrize("wrong", REFUSED)
+def test_a_call_that_one_rank_refuses_meets_no_other_layers_call(
+    wrong: str, exchange: str, stopped: Any, other: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else both ranks return the experts of two layers, summed."""
+    monkeypatch.setenv("TTNN_MOE_CHECK_IDS", "1")
+    (own, one), (others, two) = by_ranks(refused, 2, tmp_path, exchange, REFUSED[wrong], timeout=TIMEOUT)
+    assert own == [("ContractError", None), stopped, stopped] and others == [other] * 2
     assert max(one, two) < TIMEOUT / 2, "a rank waited for the timeout"
 
 
@@ -192,6 +236,9 @@ def test_all_ranks_stop_at_once_where_one_has_no_memory_for_its_messages(where: 
     assert time.monotonic() - begin < TIMEOUT / 2, "a rank waited for the timeout"
 
 
+WRONG: dict[str, dict[str, Any]] = {"wire": {"wire": torch.float16}, "timeout": {"timeout": 0}}
+
+
 def made(ranks: Ranks, where: str) -> str:
     """What making a layer says, where rank 1 fails on its way."""
 
@@ -204,14 +251,31 @@ def made(ranks: Ranks, where: str) -> str:
         AllToAll.why_not = failing  # type: ignore[method-assign]
     if ranks.rank == 1 and where == "machine":
         ascend_stand_in.OnCpu.machine = failing  # type: ignore[assignment, method-assign]
-    with pytest.raises(BackendUnavailable) as error:
-        layer_of(ranks.rank, "dispatch_combine" if where == "machine" else "all_to_all")
+    if ranks.rank == 1 and where == "HCCL":
+        ascend_stand_in.OnCpu.group_name = failing  # type: ignore[assignment, method-assign]
+    mine = WRONG.get(where, {}) if ranks.rank == 1 else {}
+    with pytest.raises(ContractError if mine else BackendUnavailable) as error:
+        layer_of(ranks.rank, "dispatch_combine" if where in ("machine", "HCCL") else "all_to_all", **mine)
     dist.barrier()  # the ranks are in step
     return str(error.value)
 
 
-@pytest.mark.parametrize("where, reason", [("backend", "no kernels"), ("exchange", "gone"), ("machine", "gone")])
-def test_no_rank_waits_for_one_that_cannot_make_its_layer(where: str, reason: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "where, reason",
+    [
+        ("backend", "no kernels"),
+        ("exchange", "gone"),
+        ("machine", "gone"),
+        ("HCCL", "gone"),
+        ("wire", "unsupported wire dtype"),
+        ("timeout", "timeout is no time to wait"),
+    ],
+)
+def test_no_rank_waits_for_one_that_cannot_make_its_layer(
+    where: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor for one whose arguments are refused."""
+    monkeypatch.setenv("HCCL_BUFFSIZE", "200")
     begin = time.monotonic()
     one, other = by_ranks(made, 2, tmp_path, where, timeout=TIMEOUT)
     assert "rank 1: " in one and reason in one and reason in other

@@ -35,11 +35,13 @@ def drawn(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator("cpu").manual_seed(seed), dtype=torch.float32, device="cpu")
 
 
-def layer_of(exchange: str, placement: Placement, ids: str = "any") -> Callable[..., Tensor]:
+def layer_of(
+    exchange: str, placement: Placement, ids: str = "any", group: dist.ProcessGroup | None = None
+) -> Callable[..., Tensor]:
     experts = Experts.dense(drawn(1, E, 2 * I, H).bfloat16(), drawn(2, E, H, I).bfloat16()).for_device(placement)
     problem = Problem(T, E, K, H, I, torch.bfloat16, D=placement.D)
     backend = "ascend" if exchange == "dispatch_combine" else "reference"
-    return ExpertParallel(problem, experts, placement, backend=backend, exchange=exchange, ids=ids)
+    return ExpertParallel(problem, experts, placement, group, backend, exchange, ids=ids)
 
 
 def process(rank: int, size: int, folder: str) -> None:
@@ -69,7 +71,8 @@ def process(rank: int, size: int, folder: str) -> None:
     bound = torch.tensor(3, dtype=torch.int32)
     for exchange in ("all_to_all", "all_gather", "hierarchical"):  # those of the reference backend
         with pytest.raises(ContractError, match="promised to be distinct, and are not at t=3, k=1"):
-            layer_of(exchange, placement, "distinct")(call[0], broken, call[2])
+            # the refusal ends the calls of its group
+            layer_of(exchange, placement, "distinct", dist.new_group())(call[0], broken, call[2])
         layer_of(exchange, placement, "distinct")(call[0], broken, call[2], num_tokens=bound)
         layer_of(exchange, placement)(call[0], broken, call[2])
     Path(folder, f"rank{rank}").write_text(repr(results))

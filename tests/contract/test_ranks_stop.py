@@ -24,7 +24,8 @@ from ttnn_moe.contract import Experts, Placement, Problem
 from ttnn_moe.errors import BackendUnavailable, ContractError
 from ttnn_moe.parallel import ExpertParallel, exchanges
 from ttnn_moe.parallel.exchanges import Topology, hierarchical
-from ttnn_moe.parallel.hierarchical import PeerStopped
+from ttnn_moe.parallel.hierarchical import PeerStopped, Report
+from ttnn_moe.parallel.hierarchical.rings import Role
 from ttnn_moe.parallel.ranks import Ranks, RankStopped, own_device, start
 from ttnn_moe.parallel.ranks.faults import Faults
 from ttnn_moe.reference import ReferenceBackend
@@ -381,3 +382,15 @@ def test_processes_start_ranks_again(tmp_path: Path) -> None:
     torch.multiprocessing.start_processes(twice, (kept.port, tmp_path), nprocs=2, start_method="fork")
     for rank in range(2):
         assert (tmp_path / f"{rank}").read_text() == "first 0, first 1, second 0, second 1"
+
+
+def waits_in_vain(ranks: Ranks) -> None:
+    """Rank 0 sees no progress, though all heartbeats go on."""
+    if ranks.rank == 0:
+        raise PeerStopped(Report(1, Role.RECEIVER, 3, 0, live=1), 0, 30.0)
+    ranks.meet()
+
+
+def test_no_rank_is_blamed_where_all_live(tmp_path: Path) -> None:
+    for failed in by_ranks(waits_in_vain, 2, tmp_path):
+        assert (failed.kind, failed.peer) == ("RankStopped", -1) and "no progress in call 3" in failed.text

@@ -94,6 +94,12 @@ def test_a_named_backend_where_none_can() -> None:
         registry.choose(Problem(1, 2, 1, 8, 8, device="xpu"), "reference")
 
 
+def test_meta_tensors_are_told_what_can_be_done() -> None:
+    """They cannot be moved to the CPU."""
+    reason = registry.why_not(Problem(1, 2, 1, 8, 8, device="meta"))["reference"]
+    assert "meta tensors have no values; to fix it: make them on the CPU" in reason
+
+
 def test_unknown_name_lists_the_known() -> None:
     for call in (registry.choose, lambda _, name: registry.resolve(name)):
         with pytest.raises(BackendUnavailable, match="reference"):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import hypothesis.strategies as st
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 
 from routing_draws import padded_by_hand
 from ttnn_moe import ContractError, Placement, Routing
+from ttnn_moe.contract import step_capacity
 from ttnn_moe.selfcheck.edges import CASES, Case
 
 
@@ -169,3 +173,13 @@ def _topk(T: int = 4, K: int = 2) -> tuple[torch.Tensor, torch.Tensor]:
 def test_refusals(call, match: str) -> None:
     with pytest.raises(ContractError, match=match):
         call(*_topk())
+
+
+@pytest.mark.parametrize("kind", [np.int8, np.int16, torch.tensor])
+def test_narrow_integers_do_not_overflow(kind: Any) -> None:
+    """Of E and of row_align."""
+    ids, weights = torch.tensor([[0, 99]]).repeat(300, 1), torch.ones(300, 2)
+    want, got = (Routing.from_topk(ids, weights, E) for E in (100, kind(100)))
+    assert type(got.E) is int and torch.equal(got.padded.num_routed_tokens, want.padded.num_routed_tokens)
+    assert got.step_layout(kind(100)).capacity == want.step_layout(100).capacity == 600 + 99 * 100
+    assert step_capacity(300, 2, 100, kind(100)) == 600 + 99 * 100

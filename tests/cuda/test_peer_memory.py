@@ -180,7 +180,7 @@ def first_call_of(ranks: Ranks, fails: int) -> torch.Tensor:
     PeerMemoryExchange.why_not = lambda problem, topology: None  # type: ignore[assignment]
     peer_memory._channel_of = lambda problem, topology: Alone(problem.T, ranks.size)  # type: ignore[assignment]
     torch.cuda.current_device = lambda: "cpu"
-    MACHINES["cpu"] = replace(MACHINES["cpu"], exchange=PeerMemoryExchange)
+    MACHINES["cpu"] = PeerMemoryExchange
     problem = replace(PROBLEM, device="cpu", D=ranks.size)
     experts = Experts.dense(torch.zeros(8, 256, 256, dtype=BF16), torch.zeros(8, 256, 128, dtype=BF16))
     placement = Placement.uniform(16, ranks.size, ranks.rank)

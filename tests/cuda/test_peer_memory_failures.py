@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -81,14 +80,14 @@ def layer_of(ranks: Ranks) -> tuple[ExpertParallel, Channel]:
     PeerMemoryExchange.why_not = lambda problem, topology: None  # type: ignore[assignment]
     peer_memory._channel_of = lambda problem, topology: channel  # type: ignore[assignment]
     torch.cuda.current_device = lambda: "cpu"
-    MACHINES["cpu"] = replace(MACHINES["cpu"], exchange=PeerMemoryExchange)
+    MACHINES["cpu"] = PeerMemoryExchange
     experts = Experts.dense(torch.zeros(2, 64, 64, dtype=BF16), torch.zeros(2, 64, 32, dtype=BF16))
     placement = Placement.uniform(4, 2, ranks.rank)
     return ExpertParallel(PROBLEM, experts, placement, None, "reference", "hierarchical", BF16), channel
 
 
-def call(layer: ExpertParallel) -> torch.Tensor:
-    return layer(torch.ones(2, 64, dtype=BF16), torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, 2))
+def call(layer: ExpertParallel, dtype: torch.dtype = BF16) -> torch.Tensor:
+    return layer(torch.ones(2, 64, dtype=dtype), torch.zeros(2, 2, dtype=torch.int32), torch.ones(2, 2))
 
 
 def calls(ranks: Ranks, where: str) -> dict[str, Any]:
@@ -109,7 +108,7 @@ def calls(ranks: Ranks, where: str) -> dict[str, Any]:
     for n in range(3):
         channel.sends, channel.fails = n, failing and where == "dispatch"
         try:
-            call(layer)
+            call(layer, torch.float16 if failing and where == "arguments" else BF16)
             said.append("ran")
         except (TtnnMoeError, MemoryError, RuntimeError) as error:
             peer = error.report.peer if hasattr(error, "report") else getattr(error, "peer", None)
@@ -119,7 +118,12 @@ def calls(ranks: Ranks, where: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    "where, error, reason", [("experts", "MemoryError", "no room"), ("dispatch", "RuntimeError", "no launch")]
+    "where, error, reason",
+    [
+        ("experts", "MemoryError", "no room"),
+        ("dispatch", "RuntimeError", "no launch"),
+        ("arguments", "ContractError", "hidden does not fit"),
+    ],
 )
 def test_a_rank_sends_nothing_after_its_host_failed(where: str, error: str, reason: str, tmp_path: Path) -> None:
     """It would be a call behind: its tokens of one layer would meet those of another, without an error."""

@@ -15,7 +15,7 @@ from ..contract import Experts, Placement, Problem, Routing
 from ..errors import BackendUnavailable
 from ..packages import install
 from . import groups, kernels, limits, machine, operators, path, run, steps
-from .layout import nz_asked_for, weights_of
+from .layout import weights_of
 from .prepared import PreparedAscend
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class AscendBackend:
             return reason
         if problem.dtype not in (torch.bfloat16, torch.float16):
             return f"it runs bf16 and fp16, not {problem.dtype}"
-        if nz_asked_for() and (reason := path.why_not(self.npu(), problem)) is not None:
+        if (reason := path.why_not(self.npu, problem)) is not None:
             return reason
         E = problem.E // problem.D if problem.D > 1 else problem.E
         return _broken(problem.T, E, problem.K, problem.H, problem.I, problem.dtype)

@@ -30,7 +30,9 @@ def asked_for() -> bool:
     """
     value = os.environ.get(ENV) or "operators"
     if value not in ("operators", "triton"):
-        raise ContractError(f"{ENV} is not a path", got=repr(value), expected="operators or triton")
+        raise ContractError(
+            f"{ENV} is not a path", got=repr(value), expected="operators or triton", remedy=f"unset {ENV}"
+        )
     return value == "triton"
 
 
@@ -43,7 +45,7 @@ def result(npu: Any, hidden: Tensor, routing: Routing, weights: Weights, wide: b
     if not is_distinct(routing):
         inverse = inverse.masked_fill(routing.absent, -1)
     total = torch.empty(T, H, dtype=torch.float32 if wide else hidden.dtype, device=hidden.device)
-    (_, combine), (_, vector) = _kernels(), cores(hidden.device)
+    (_, combine), (_, vector) = load(), cores(hidden.device)
     block = columns_of_block(H)
     combine[(vector,)](expert_out, inverse, routing.topk_weights, total, T, H, K=K, BLOCK_H=block)
     return total
@@ -55,7 +57,7 @@ def experts(npu: Any, rows: Tensor, counts: Tensor, weights: Weights) -> Tensor:
     block = rows_of_tile(n, len(counts))
     ends, tiles, num_tiles = tiles_of(counts, n, block)
     act = rows.new_empty(n, I)  # of rows of no expert, which are in no tile, nothing is written
-    (gate_up, _), (cube, _) = _kernels(), cores(rows.device)
+    (gate_up, _), (cube, _) = load(), cores(rows.device)
     gate_up[(cube,)](
         rows,
         weights.gate_up.transpose(1, 2),
@@ -102,7 +104,12 @@ def cores(device: torch.device) -> tuple[int, int]:
 
 
 @cache
-def _kernels() -> tuple[Any, Any]:
+def load() -> tuple[Any, Any]:
+    """The two kernels, gate_up and combine.
+
+    Raises:
+        BackendUnavailable: Triton does not load.
+    """
     try:
         from ttnn_moe.gpu_kernels.ascend.combine import combine
         from ttnn_moe.gpu_kernels.ascend.gate_up import gate_up

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -9,8 +10,10 @@ from torch import Tensor
 
 from ..backend import store
 from ..contract import Experts, Problem, Routing
+from ..errors import BackendUnavailable, ContractError
 from . import kernels, operators, run
 from .layout import ENV, NZ_ALIGN, Weights, nz_asked_for, weights_of
+from .limits import INNER
 
 
 def moe(npu: Any, hidden: Tensor, routing: Routing, weights: Weights, out: Tensor, accumulate: bool) -> None:
@@ -43,11 +46,26 @@ def weights(npu: Any, experts: Experts) -> Weights:
     return weights_of(experts, npu if nz_asked_for() and not kernels.asked_for() else None)
 
 
-def why_not(npu: Any, problem: Problem) -> str | None:
-    """Why the weights cannot be laid out as TTNN_MOE_ASCEND_NZ asks, or None."""
+def why_not(npu: Callable[[], Any], problem: Problem) -> str | None:
+    """Why the path, or the layout of weights, that the environment asks for cannot serve, or None.
+
+    npu: gives torch_npu, where the layout needs it.
+    """
+    try:
+        nz, triton = nz_asked_for(), kernels.asked_for()
+        if triton:
+            kernels.load()
+    except (BackendUnavailable, ContractError) as error:
+        return str(error).removesuffix(".")
+    return _why_not_nz(npu(), problem) if nz and not triton else None  # Triton's kernels read the weights in place
+
+
+def _why_not_nz(npu: Any, problem: Problem) -> str | None:
+    remedy = f"; to fix it: unset {ENV}"
     if operators.missing(npu, (operators.FORMAT,)):
-        return f"{ENV}=1 needs {operators.FORMAT}, and this torch_npu has none; to fix it: unset {ENV}"
+        return f"{ENV}=1 needs {operators.FORMAT}, and this torch_npu has none{remedy}"
     if problem.H % NZ_ALIGN or problem.I % NZ_ALIGN:
-        sizes = f"H={problem.H}, I={problem.I}"
-        return f"{ENV}=1 needs H and I to be multiples of {NZ_ALIGN}, not {sizes}; to fix it: unset {ENV}"
+        return f"{ENV}=1 needs H and I to be multiples of {NZ_ALIGN}, not H={problem.H}, I={problem.I}{remedy}"
+    if 2 * problem.I >= INNER:  # the last axis of gate and up in this layout
+        return f"{ENV}=1 needs 2I to be under {INNER}, not I={problem.I}{remedy}"
     return None

@@ -32,8 +32,8 @@ class ExpertParallel(Prepared):
     out, accumulate and num_tokens (each process has its own) are those of any prepared layer.
 
     Args:
-        problem: as for ttnn_moe.prepare, and equal on every process; T bounds the tokens of each, E counts all
-            experts.
+        problem: as for ttnn_moe.prepare, and equal on every process, but for out_dtype; T bounds the tokens of each, E
+            counts all experts.
         experts: the E/D of this process, in the order of placement.device_expert_mapping[rank].
         placement: with rank set; D is the size of the group.
         group: of torch.distributed; default: all processes. dispatch_combine makes one more of the same processes,
@@ -75,21 +75,22 @@ class ExpertParallel(Prepared):
         nodes: Nodes | None = None,
         timeout: float = 30.0,
     ):
-        check_kind(problem, Problem)
-        check_kind(experts, Experts)
-        if exchange not in NAMES:
-            raise ContractError("unknown exchange", got=repr(exchange), expected=f"one of {list(NAMES)}")
-        if wire not in (torch.float32, problem.dtype):
-            raise ContractError("unsupported wire dtype", got=wire, expected=or_float32(problem.dtype))
-        timeout = seconds("timeout", timeout)
-        if nodes is not None and not isinstance(nodes, Nodes):
-            raise ContractError(
-                "nodes is no Nodes", got=shown(nodes), expected="a parallel.hierarchical.Nodes, or None"
-            )
-        check_placement(placement)
-        _check_group(placement, group)
-        # the other processes wait for this one where they choose the exchange
+        _check_group(group)
+        # from here on the other processes wait for this one, also where its arguments are refused
         with agreement.all_or_none(group, "a rank cannot make its part of a layer", REMEDY, own=(TtnnMoeError,)):
+            check_kind(problem, Problem)
+            check_kind(experts, Experts)
+            if exchange not in NAMES:
+                raise ContractError("unknown exchange", got=repr(exchange), expected=f"one of {list(NAMES)}")
+            if wire not in (torch.float32, problem.dtype):
+                raise ContractError("unsupported wire dtype", got=wire, expected=or_float32(problem.dtype))
+            timeout = seconds("timeout", timeout)
+            if nodes is not None and not isinstance(nodes, Nodes):
+                raise ContractError(
+                    "nodes is no Nodes", got=shown(nodes), expected="a parallel.hierarchical.Nodes, or None"
+                )
+            check_placement(placement)
+            _check_ranks(placement, group)
             super().__init__(api.described(problem, experts, placement), experts, placement)
             self.distinct = is_distinct(ids)
             self._local = Problem.of(placement.D * problem.T, problem.K, experts, problem.dtype, wire)
@@ -128,10 +129,27 @@ class ExpertParallel(Prepared):
                 self.kernels.renew(experts)
             self._experts = experts
         except BaseException as error:
-            if self._calls.failure is None:
-                self._calls.tells = True  # no message is under way
-                self._calls.fail(error, self._rank)
+            self._fail_between(error)
             raise
+
+    def _failed(self, error: BaseException) -> None:
+        # a call that was refused before _run; where _run failed, it said so itself, and its transport remembers
+        # PeerStopped. One rank alone is apart from nobody
+        if self.problem.D > 1 and not isinstance(error, PeerStopped) and self._sends and self._calls.failure is None:
+            self._fail_between(error)
+            if isinstance(error, Exception):
+                self._calls.say(error)
+
+    def _fail_between(self, error: BaseException) -> None:
+        """This error ends later calls of this rank. No message is under way, so the next call can tell all ranks."""
+        if self._calls.failure is None:
+            self._calls.tells = True
+            self._calls.fail(error, self._rank)
+
+    @property
+    def _sends(self) -> bool:
+        """Whether a call now sends anything."""
+        return self.kernels.sends if self.kernels is not None else not captures(self.device)
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if self._check_promise is not None:
@@ -148,7 +166,7 @@ class ExpertParallel(Prepared):
             if kernels is not None:
                 kernels.check()
             if kernels is not None and out.dtype == hidden.dtype and out.is_contiguous() and out.data_ptr() % 16 == 0:
-                kernels.into(hidden, routing, self._experts, out, accumulate)
+                kernels.into(hidden, routing, out, accumulate)
             else:
                 store(self.exchange(hidden, routing, self._experts), out, accumulate, routing.num_tokens)
             if kernels is not None:
@@ -156,14 +174,14 @@ class ExpertParallel(Prepared):
         except PeerStopped:  # the transport remembers it
             raise
         except BaseException as error:
-            if kernels.sends if kernels is not None else not captures(self.device):
+            if self._sends:
                 calls.fail(error, self._rank)
             raise
         finally:
             calls.turn.release()
 
 
-def _check_group(placement: Placement, group: dist.ProcessGroup | None) -> None:
+def _check_group(group: dist.ProcessGroup | None) -> None:
     if not (dist.is_available() and dist.is_initialized()):
         raise ContractError(
             "there is no process group: torch.distributed is not started",
@@ -175,6 +193,9 @@ def _check_group(placement: Placement, group: dist.ProcessGroup | None) -> None:
             got=shown(group),
             expected="a torch.distributed.ProcessGroup that this process is in, or None",
         )
+
+
+def _check_ranks(placement: Placement, group: dist.ProcessGroup | None) -> None:
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if placement.D != size or placement.rank != rank:
         raise ContractError(

@@ -29,8 +29,8 @@ class AllGather:
     be captured in a graph. Prepare a layer for the tokens that its calls hold.
 
     The sum over processes is fp32 in ascending rank by default: parts travel by all_to_all_single and are added here.
-    Where the library's order is fixed (two processes, or HCCL_DETERMINISTIC=true or strict on all), its ReduceScatter
-    adds.
+    On a wire of fp32, where the library's order is fixed (two processes, or HCCL_DETERMINISTIC=true or strict on all),
+    its ReduceScatter adds.
 
     A process whose own work fails takes part in this call and in later ones, sends NaN, and raises.
 
@@ -66,8 +66,9 @@ class AllGather:
     @classmethod
     def of(cls, problem: Problem, topology: Topology) -> AllGather:
         placement = topology.placement
-        fixed = placement.D <= 2
-        if not fixed:  # a rank may lack the variable, and all make the same calls
+        exact = topology.wire == torch.float32  # ReduceScatter adds in the dtype of the wire
+        fixed = exact and placement.D <= 2
+        if exact and not fixed:  # a rank may lack the variable, and all make the same calls
             asked = os.environ.get(DETERMINISTIC, "").strip().lower() in ("true", "strict")
             fixed = all(agreement.gather(asked, topology.group))
         return cls(placement, problem.T, topology.group, topology.wire, topology.backend.name, ordered=not fixed)

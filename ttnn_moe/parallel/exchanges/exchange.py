@@ -15,6 +15,7 @@ from torch import Tensor
 from ...accelerator import is_accelerator, module_of
 from ...backend import Backend
 from ...contract import Experts, Placement, Problem, Routing
+from ...errors import FIX, ContractError
 from ...visible import said
 from ..hierarchical import Nodes
 from ..stopped import RankStopped, of_a_collective
@@ -41,6 +42,29 @@ class Topology:
     wire: torch.dtype = torch.float32
     nodes: Nodes | None = None
     timeout: float = 30.0
+
+
+def nodes_of(topology: Topology, unless_given: Nodes) -> Nodes:
+    """topology.nodes, or these.
+
+    Raises:
+        ContractError: they are not those of D ranks.
+    """
+    nodes, D = topology.nodes or unless_given, topology.placement.D
+    if nodes.R != D:
+        raise ContractError(
+            "the nodes are not those of this group",
+            got=f"{nodes.R} ranks",
+            expected=f"{D}",
+            remedy=f"give Nodes of {D} ranks, or leave nodes out",
+        )
+    return nodes
+
+
+def refusal(error: ContractError) -> str:
+    """What why_not says of sizes that the hierarchical protocol refuses."""
+    reason = str(error).removesuffix(".")
+    return reason if error.remedy is not None else f"{reason}; {FIX}exchange='all_to_all'"
 
 
 def world_of(group: dist.ProcessGroup | None) -> dist.ProcessGroup:
@@ -78,9 +102,10 @@ class Calls:
 
     def own(self) -> Own:
         """Of a call that takes part even where this rank's calls fail."""
-        return Own(self.failure and self.failure.again(), self._say)
+        return Own(self.failure and self.failure.again(), self.say)
 
-    def _say(self, error: Exception) -> None:
+    def say(self, error: Exception) -> None:
+        """All ranks learn that this error fails a call, if somebody watches."""
         if self.report is not None and not self.trying:
             self.report(said(error))
 

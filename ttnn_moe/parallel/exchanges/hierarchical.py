@@ -1,6 +1,6 @@
 """Tokens by the hierarchical protocol: once a node between nodes, sums in one fixed order. See docs/expert_parallel.md.
 
-MACHINES says which transport serves which machine.
+MACHINES says which exchange serves which machine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ import os
 import platform
 import sys
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 from functools import partial
 from weakref import WeakKeyDictionary
 
@@ -24,7 +23,7 @@ from ..hierarchical import Group, Nodes, PeerStopped, Shape, Sizes
 from ..hierarchical.nodes import MOST
 from ..hierarchical.shared_memory import SharedMemory, SharedMemoryTransport
 from . import agreement
-from .exchange import Exchange, Mover, Topology, calls_of, world_of
+from .exchange import Exchange, Mover, Topology, calls_of, nodes_of, refusal, world_of
 from .npu import DispatchCombine
 from .peer_memory import PeerMemoryExchange
 
@@ -57,7 +56,7 @@ class SharedMemoryExchange:
         try:
             sizes_of(problem, topology)
         except ContractError as error:
-            return str(error).removesuffix(".")
+            return refusal(error)
         return None if D > 1 else "one rank has nobody to exchange with; to fix it: exchange='all_to_all'"
 
     @classmethod
@@ -81,24 +80,7 @@ class SharedMemoryExchange:
             raise
 
 
-@dataclass(frozen=True)
-class Machine:
-    """What carries the hierarchical protocol between ranks on one kind of device.
-
-    Attributes:
-        dispatch, combine: the transport of each. exchange: what ExpertParallel runs.
-    """
-
-    dispatch: str
-    combine: str
-    exchange: type[Exchange]
-
-
-MACHINES = {
-    "cpu": Machine("shared memory", "shared memory", SharedMemoryExchange),
-    "cuda": Machine("cuda.combine.RankDispatch", "cuda.combine.RankCombine", PeerMemoryExchange),
-    "npu": Machine("npu_moe_distribute_dispatch_v2", "npu_moe_distribute_combine_v2", DispatchCombine),
-}
+MACHINES: dict[str, type[Exchange]] = {"cpu": SharedMemoryExchange, "cuda": PeerMemoryExchange, "npu": DispatchCombine}
 """By device type. Between hosts only the NPU's operators serve, by comm_alg "hierarchy"."""
 
 
@@ -112,14 +94,14 @@ class Hierarchical:
 
     @classmethod
     def why_not(cls, problem: Problem, topology: Topology) -> str | None:
-        machine = MACHINES.get(problem.device)
-        if machine is None:
+        exchange = MACHINES.get(problem.device)
+        if exchange is None:
             return f"no transport for {problem.device}; to fix it: exchange='all_to_all'"
-        return machine.exchange.why_not(problem, topology)
+        return exchange.why_not(problem, topology)
 
     @classmethod
     def of(cls, problem: Problem, topology: Topology) -> Hierarchical:
-        return cls(MACHINES[problem.device].exchange.of(problem, topology))
+        return cls(MACHINES[problem.device].of(problem, topology))
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         return self.transport(hidden, routing, experts)
@@ -133,9 +115,7 @@ def sizes_of(problem: Problem, topology: Topology) -> Sizes:
     """
     D = topology.placement.D
     intra = max(n for n in range(1, MOST + 1) if D % n == 0)
-    nodes = topology.nodes or Nodes(D // intra, intra)
-    if nodes.R != D:
-        raise ContractError("the nodes are not those of this group", got=f"{nodes.R} ranks", expected=f"{D}")
+    nodes = nodes_of(topology, Nodes(D // intra, intra))
     return Sizes(Shape(nodes, CHANNELS, SLOTS), problem.T, problem.H, problem.K, problem.dtype, topology.wire)
 
 

@@ -67,9 +67,11 @@ class DispatchCombine:
     def of(cls, problem: Problem, topology: Topology) -> DispatchCombine:
         backend, group = topology.backend, topology.group
         assert isinstance(backend, RunsOnNpu)
-        made = plan(problem, topology.placement, agreement.machines(backend, group))
+        machines = agreement.machines(backend, group)
         # to name a group is to make HCCL's buffers, which may fail: then no layer took a number of tokens
-        found = cls(backend.npu(), made, topology.placement, backend.group_name(group), group)
+        with agreement.all_or_none(group, "a rank cannot make dispatch_combine ready", REMEDY):
+            made = plan(problem, topology.placement, machines)
+            found = cls(backend.npu(), made, topology.placement, backend.group_name(group), group)
         groups.take_global_bs(group, made.global_bs)
         return found
 

@@ -22,7 +22,7 @@ from ...errors import ContractError
 from ..hierarchical import Nodes, PeerStopped, Report
 from ..hierarchical.nodes import MOST
 from . import agreement, symmetric
-from .exchange import Topology, captures, world_of
+from .exchange import Topology, captures, nodes_of, refusal, world_of
 
 SMS = 24
 """Multiprocessors of a launch."""
@@ -56,7 +56,7 @@ class PeerMemoryExchange:
         try:
             _sizes(problem, topology).plans()
         except ContractError as error:
-            return str(error).removesuffix(".")
+            return refusal(error)
         return None if _reaches_peers() else "its GPU does not reach all others' memory; use exchange='all_to_all'"
 
     @classmethod
@@ -96,13 +96,13 @@ class PeerMemoryExchange:
 
     def __call__(self, hidden: Tensor, routing: Routing, experts: Experts) -> Tensor:
         out = hidden.new_empty(hidden.shape)
-        self.into(hidden, routing, experts, out, False)
+        self.into(hidden, routing, out, False)
         return out
 
-    def into(self, hidden: Tensor, routing: Routing, experts: Experts, out: Tensor, accumulate: bool) -> None:
+    def into(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         """As a call, written or added to out [T, H]; rows from routing.num_tokens on stay as they are.
 
-        out: contiguous, at a multiple of 16 bytes.
+        The experts are those of `ready`. out: contiguous, at a multiple of 16 bytes.
         """
         channel, local, count = self._channel, self._local, routing.num_tokens
         assert local is not None, "ready makes it"
@@ -165,11 +165,7 @@ def _reaches_peers() -> bool:
 
 
 def _sizes(problem: Problem, topology: Topology) -> Sizes:
-    nodes = topology.nodes or Nodes(1, topology.placement.D)
-    if nodes.R != topology.placement.D:
-        raise ContractError(
-            "the nodes are not those of this group", got=f"{nodes.R} ranks", expected=f"{topology.placement.D}"
-        )
+    nodes = nodes_of(topology, Nodes(1, topology.placement.D))
     fast = torch.cuda.is_available() and gpu().capability[0] == 9  # a block of 12.x has too little shared memory
     return Sizes(nodes.inter, nodes.intra, problem.H, max(problem.T, 1), problem.dtype, problem.K, SMS, fast)
 

@@ -143,7 +143,8 @@ class _Watch:
         """Blames the rank whose heartbeat stopped first, of those that have not ended this call.
 
         A rank that waits for a stopped one has a heartbeat, so no chain of waits leads to the wrong rank. Where all
-        live (a bug, or a machine far too slow), the report names the rank that this one waits for.
+        live (they make different calls, or the machine is far too slow), the report says so, and names the rank that
+        this one waits for.
         """
         now, me = time.monotonic(), self._transport.rank
         stopped = []
@@ -157,4 +158,4 @@ class _Watch:
             return Report(peer, its_role, its_call, me)
         role, operation = blocked[0]
         ring = operation.ring
-        return Report(ring.source if ring.source != me else ring.target, role, call, me)
+        return Report(ring.source if ring.source != me else ring.target, role, call, me, live=1)

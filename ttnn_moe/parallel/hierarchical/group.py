@@ -18,7 +18,7 @@ from ...visible import shown
 from ..compare import compare
 from . import roles
 from .engine import Engine
-from .nodes import ids_of, rank_masks
+from .nodes import Nodes, ids_of, rank_masks
 from .rings import Counts, Role
 from .shared_memory import Layout
 from .transport import Report, Transport
@@ -43,7 +43,9 @@ class Sizes:
     def __post_init__(self) -> None:
         if not isinstance(self.shape, roles.Shape):
             raise ContractError("shape is no Shape", got=shown(self.shape), expected="a parallel.hierarchical.Shape")
-        slots, channels = self.shape.slots, self.shape.channels
+        nodes, slots, channels = self.shape.nodes, self.shape.slots, self.shape.channels
+        if not isinstance(nodes, Nodes):
+            raise ContractError("nodes is no Nodes", got=shown(nodes), expected="a parallel.hierarchical.Nodes")
         if not all(map(is_size, (self.T, self.H, self.K))) or self.T < 0 or self.K < 1:
             sizes = f"T={self.T}, H={self.H}, K={self.K}"
             raise ContractError("sizes are out of range", got=sizes, expected="integers, T >= 0, K >= 1 and H")
@@ -112,6 +114,8 @@ class Group:
     """
 
     def __init__(self, transport: Transport, sizes: Sizes, placement: Placement, timeout: float = 30.0, first: int = 0):
+        if not isinstance(sizes, Sizes):
+            raise ContractError("sizes is no Sizes", got=shown(sizes), expected="a parallel.hierarchical.Sizes")
         check_placement(placement)
         if placement.D != sizes.shape.nodes.R:
             raise ContractError(
@@ -177,27 +181,32 @@ class Group:
             bias_0, bias_1: [T, H], added before the one rounding to out.
 
         Raises:
-            ContractError, GradientsRefused, PeerStopped: as dispatch.
+            ContractError, GradientsRefused, PeerStopped: as dispatch. A combine that one rank refuses ends the group.
         """
         sizes = self.sizes
-        if not isinstance(meta, Meta):
-            raise ContractError("meta is no Meta", got=shown(meta), expected="dispatch's meta")
-        A, T = len(meta.ids), len(meta.masks[self.rank])
-        _check("x", x, (A, sizes.H) if topk_weights is None else (A, sizes.K, sizes.H), *HIDDEN_DTYPES)
-        for name, bias in (("bias_0", bias_0), ("bias_1", bias_1)):
-            if bias is not None:
-                _check(name, bias, (T, sizes.H), *HIDDEN_DTYPES)
-        if topk_weights is None:
-            rows = dense(x)  # slots take bytes
-        else:
-            _check("topk_weights", topk_weights, (A, sizes.K), torch.float32)
-            rows = torch.zeros(A, sizes.H, dtype=torch.float32, device="cpu")
-            for k in range(sizes.K):
-                weighed = rows + topk_weights[:, k, None] * x[:, k].float()
-                rows = torch.where(meta.ids[:, k, None] >= 0, weighed, rows)
-        out = x.new_zeros(T, sizes.H)
-        data = _Rows(self.rank, meta.masks, rows, sizes.wire, out, (bias_0, bias_1))
-        lists = [mask.tolist() for mask in meta.masks]
+        try:
+            if not isinstance(meta, Meta):
+                raise ContractError("meta is no Meta", got=shown(meta), expected="dispatch's meta")
+            A, T = len(meta.ids), len(meta.masks[self.rank])
+            _check("x", x, (A, sizes.H) if topk_weights is None else (A, sizes.K, sizes.H), *HIDDEN_DTYPES)
+            for name, bias in (("bias_0", bias_0), ("bias_1", bias_1)):
+                if bias is not None:
+                    _check(name, bias, (T, sizes.H), *HIDDEN_DTYPES)
+            if topk_weights is None:
+                rows = dense(x)  # slots take bytes
+            else:
+                _check("topk_weights", topk_weights, (A, sizes.K), torch.float32)
+                rows = torch.zeros(A, sizes.H, dtype=torch.float32, device="cpu")
+                for k in range(sizes.K):
+                    weighed = rows + topk_weights[:, k, None] * x[:, k].float()
+                    rows = torch.where(meta.ids[:, k, None] >= 0, weighed, rows)
+            out = x.new_zeros(T, sizes.H)
+            data = _Rows(self.rank, meta.masks, rows, sizes.wire, out, (bias_0, bias_1))
+            lists = [mask.tolist() for mask in meta.masks]
+        except BaseException:
+            if sizes.shape.nodes.R > 1:  # the others wait for these rows, and not for another call
+                self.leave()
+            raise
         self._engine.run(roles.combine(sizes.shape, self.rank, lists, data, self._counts))
         return out
 
@@ -232,7 +241,7 @@ class _Tokens:
 
     def __init__(self, group: Group, masks: list[Tensor], hidden: Tensor, ids: Tensor, weights: Tensor):
         self._row = group.sizes.H * hidden.element_size()
-        self._slots = torch.cat([part.contiguous().view(torch.uint8) for part in (hidden, ids, weights)], 1)
+        self._slots = torch.cat([_bytes(part) for part in (hidden, ids, weights)], 1)
         here = [mask >> group.rank & 1 for mask in masks]
         counts = torch.stack([mask.sum() for mask in here])
         starts = (counts.cumsum(0) - counts).tolist()
@@ -289,6 +298,12 @@ class _Rows:
             if bias is not None:
                 total = total + bias[t].float()
         self._out[t] = total.to(self._out.dtype)
+
+
+def _bytes(rows: Tensor) -> Tensor:
+    """[T, n] uint8 of rows [T, N]."""
+    # a column may count as contiguous whatever its stride, and only a stride of 1 can be viewed as bytes
+    return rows.reshape(-1).view(torch.uint8).view(len(rows), rows.shape[1] * rows.element_size())
 
 
 def _check(name: str, tensor: Tensor, shape: tuple[int, ...], *dtypes: torch.dtype) -> None:

@@ -16,12 +16,14 @@ import torch
 from torch import Tensor
 
 from ...errors import ContractError
+from ...visible import shown
 from .nodes import MOST, Nodes
 from .rings import Counter, Ring, Role
 from .transport import Report
 
 SAID = 512
 """Bytes for what a rank tells: their number, then JSON."""
+_MEMFD = "ttnn-moe-ranks-"
 FRONT = MOST * MOST * SAID
 """Bytes before the parts of the ranks: what each tells, at the same place whatever the layout."""
 
@@ -83,20 +85,17 @@ class SharedMemory:
     _descriptor: int | None = None
 
     def __init__(self, layout: Layout, name: str | None = None):
+        if not isinstance(layout, Layout):
+            raise ContractError("layout is no Layout", got=shown(layout), expected="the layout of a Sizes")
         self.layout, size = layout, FRONT + layout.bytes * layout.nodes.R
-        descriptor = os.memfd_create(f"ttnn-moe-ranks-{os.getpid()}") if name is None else os.open(name, os.O_RDWR)
+        descriptor = os.memfd_create(f"{_MEMFD}{os.getpid()}") if name is None else _opened(name)
         try:
             if name is None:
                 os.ftruncate(descriptor, size)
             self.name = name or f"/proc/{os.getpid()}/fd/{descriptor}"
             found = os.fstat(descriptor).st_size
             if found < FRONT:
-                raise ContractError(
-                    "this is no memory of a group",
-                    got=f"{found} bytes at {self.name}",
-                    expected=f"more than {FRONT} bytes",
-                    remedy="attach by the name of another rank's SharedMemory",
-                )
+                raise _no_memory(f"{found} bytes at {self.name}", f"more than {FRONT} bytes")
             self._map = mmap.mmap(descriptor, found)
             self._descriptor = descriptor if name is None else None
         finally:
@@ -115,6 +114,26 @@ class SharedMemory:
             self._descriptor = None
 
     __del__ = detach_name  # where ranks failed before all had attached
+
+
+def _opened(name: str) -> int:
+    """A descriptor of the memory of that name. A file of anybody else is not opened: ranks would write into it."""
+    try:
+        target = os.readlink(name)
+        if target.startswith(f"/memfd:{_MEMFD}"):
+            return os.open(name, os.O_RDWR)
+    except (OSError, TypeError, ValueError) as error:  # also a descriptor, or a name with a zero in it
+        raise _no_memory(f"{shown(name)}: {error}", f"a link to /memfd:{_MEMFD}...") from error
+    raise _no_memory(f"{shown(name)}, a link to {shown(target)}", f"a link to /memfd:{_MEMFD}...")
+
+
+def _no_memory(got: str, expected: str) -> ContractError:
+    return ContractError(
+        "this is no memory of a group",
+        got=got,
+        expected=expected,
+        remedy="attach by the name of another rank's SharedMemory, while that rank lives",
+    )
 
 
 class SharedMemoryTransport:
@@ -172,7 +191,7 @@ class SharedMemoryTransport:
     def abort(self, report: Report) -> None:
         # two ranks may report at once, so each writes its own words only, and a reader keeps the first it sees
         word = self._memory.words[self.rank]
-        word[5:9] = report
+        word[5:10] = report
         word[4] = 1
 
     def aborted(self) -> Report | None:
@@ -180,7 +199,7 @@ class SharedMemoryTransport:
         if self._report is None:
             # a copy: a rank may report while numpy counts
             for reporter in self._memory.words[:, 4].copy().nonzero()[0]:
-                self._report = Report(*map(int, self._memory.words[reporter, 5:9]))
+                self._report = Report(*map(int, self._memory.words[reporter, 5:10]))
                 break
         return self._report
 

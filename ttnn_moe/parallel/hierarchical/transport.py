@@ -15,20 +15,33 @@ from .rings import Counter, Ring, Role
 
 
 class Report(NamedTuple):
-    """Why a group is dead: rank peer stopped, in this role of this call (OUTSIDE: it had not entered the call)."""
+    """Why a group is dead: rank peer stopped, in this role of this call (OUTSIDE: it had not entered the call).
+
+    live: no rank fell silent, and the reporter waited in vain for peer, in this role of its own call.
+    """
 
     peer: int
     role: int
     call: int
     reporter: int
+    live: int = 0
 
 
 class PeerStopped(TtnnMoeError, RuntimeError):
-    """A rank died or stalled, and the group cannot be used again. `report` says which and where."""
+    """A rank died or stalled, or all wait, and the group cannot be used again. `report` says which and where."""
 
     def __init__(self, report: Report, rank: int, timeout: float):
         self.report = report
         role = Role(report.role)
+        if report.live:
+            super().__init__(
+                f"no progress in call {report.call}, and the expert-parallel group of rank {rank} is dead",
+                got=f"heartbeats of all ranks, and rank {report.reporter} waited {timeout:g} s for rank {report.peer}, "
+                f"as {role.name.lower()}",
+                expected="all ranks make the same calls",
+                remedy="look in every rank's log for a call that failed, then start all ranks again",
+            )
+            return
         where = f"call {report.call}, " + ("before it" if role is Role.OUTSIDE else f"as {role.name.lower()}")
         super().__init__(
             f"rank {report.peer} stopped in {where}, and the expert-parallel group of rank {rank} is dead",

@@ -128,7 +128,7 @@ class Ranks:
                 raise
             raise stopped from error
         except PeerStopped as error:
-            named = self._faults.report(error.report.peer, str(error))
+            named = self._faults.report(-1 if error.report.live else error.report.peer, str(error))
             self._leave(failed=True)
             raise named from error
         except BaseException as error:
