@@ -1,4 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <stdexcept>
+#include <string>
+
 #include "planner/operators.hpp"
 #include "planner/product.hpp"
 
@@ -40,6 +43,9 @@ Program plan(const Problem& problem, const Machine& machine, std::uint32_t weigh
 
 Program plan_gate_up(const Problem& problem, const Machine& machine, std::uint32_t weights) {
     check(problem, machine);
+    if (weights != 1 && weights != 2) {
+        throw std::invalid_argument("gate_up has 1 or 2 weights, not " + std::to_string(weights));
+    }
     return plan_to_fit(machine, "gate_up", kHomeBytes, [&](std::uint64_t home_bytes, std::uint32_t ahead) {
         return plan(problem, machine, weights, home_bytes, ahead);
     });

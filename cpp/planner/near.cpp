@@ -72,7 +72,13 @@ OfBanks of_banks(const std::vector<Piece>& length, std::uint32_t tiles, std::uin
     return made;
 }
 
-std::int64_t fourth(std::int64_t load) { return load * load * load * load; }
+// Exact for loads of any product that has a program: std::int64_t overflows from 55,109 tiles on.
+__extension__ using Cost = unsigned __int128;
+
+Cost fourth(std::int64_t load) {
+    const Cost squared = static_cast<Cost>(load) * static_cast<Cost>(load);
+    return squared * squared;
+}
 
 }  // namespace
 
@@ -93,7 +99,7 @@ std::vector<std::uint32_t> lengths_near_banks(const std::vector<std::vector<Piec
         }
     }
     std::vector<std::int64_t> load(torus.links());
-    std::int64_t cost = 0;
+    Cost cost = 0;
     const auto add = [&](std::size_t core, std::uint32_t length, std::int64_t sign) {
         for (const auto& [bank, count] : held[length]) {
             for (const std::uint32_t link : routes[core][bank]) {
@@ -120,7 +126,7 @@ std::vector<std::uint32_t> lengths_near_banks(const std::vector<std::vector<Piec
         better = false;
         for (std::size_t a = 0; a < cores.size(); a++) {
             for (std::size_t b = a + 1; b < cores.size(); b++) {
-                const std::int64_t before = cost;
+                const Cost before = cost;
                 exchange(a, b);
                 if (cost < before) {
                     better = true;

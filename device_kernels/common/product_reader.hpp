@@ -46,10 +46,11 @@ const volatile uint32_t* make_schedules(const Grid& grid, uint32_t me, const Cou
 }
 
 // Go through the windows of a schedule of `blocks` blocks:
-// | stage(slot, block, q)  bring chunk q of a block to this core's slot; for each of its slots that a window uses
-// | staged(window)         wait until all of them are there
-// | free(window)           wait until every core is done with the window before this one
-// | block(b)               work on a block; its tiles can be fetched
+// | stage(window, slot, b, q)  bring chunk q of block b to this core's slot; for each of its slots that a window
+// |                            uses
+// | staged(window)             wait until all of them are there
+// | free(window)               wait until every core is done with the window before this one
+// | block(b)                   work on a block; its tiles can be fetched
 template <class Stage, class Staged, class Free, class Block>
 void each_window(const Grid& grid, uint32_t me, uint32_t blocks, Stage&& stage, Staged&& staged, Free&& free,
                  Block&& block) {

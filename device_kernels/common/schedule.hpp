@@ -56,7 +56,6 @@ struct Cursor {
     uint32_t first = 0;  // its first block
 
     const volatile uint32_t* word() const { return page + kHeaderWords + kEntryWords * entry; }
-    uint32_t local() const { return word()[0]; }
     uint32_t global() const { return word()[1]; }
     uint32_t tokens() const { return word()[2]; }
     uint32_t end() const { return first + blocks_of(tokens()); }

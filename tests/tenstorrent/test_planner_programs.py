@@ -51,6 +51,12 @@ def pieces(program):
     assert seen == len(args)
 
 
+def test_what_has_no_program_is_refused():
+    for weights in (0, 3):
+        with pytest.raises(ValueError, match=f"1 or 2 weights, not {weights}"):
+            planner.plan_gate_up(planner.Problem(T=32, **QWEN3), machine(), weights)
+
+
 def check_program(program, on):
     columns, rows = on.grid
     assert program.l1_bytes <= on.usable_l1 <= on.l1_bytes - 128 * 1024

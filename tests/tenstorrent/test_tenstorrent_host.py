@@ -137,13 +137,6 @@ def test_the_case_of_odd_sizes_is_refused(monkeypatch: pytest.MonkeyPatch) -> No
     assert "multiples of 32" in str(TenstorrentBackend().why_not(problem))
 
 
-def test_step_rows_are_tiles() -> None:
-    x = CASES[0].make(torch.bfloat16)
-    routing = Routing.from_topk(x.ids, x.weights, x.experts.E)
-    with pytest.raises(ContractError, match="row_align=32"):
-        TenstorrentBackend().gate_up(x.hidden, routing, x.experts, 1)
-
-
 def test_what_is_no_tensor_is_refused() -> None:
     x = CASES[0].make(torch.bfloat16)
     routing = Routing.from_topk(x.ids, x.weights, x.experts.E)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import weakref
 from dataclasses import replace
 from itertools import product
@@ -60,6 +62,17 @@ def test_steps_have_rows_in_order_whatever_placement_was_loaded(layer: Layer) ->
     check_out(ttnn_moe.down_projection(activations, *given, row_align=32, backend=NAME), layer.want())
 
 
+@pytest.mark.parametrize("row_align", [1, 48])
+def test_steps_take_any_row_align(row_align: int, layer: Layer) -> None:
+    given, align = (routing_of(layer), layer.experts), {"row_align": row_align}
+    real = given[0].step_layout(row_align).row_tokens >= 0
+    for step in (ttnn_moe.gate_projection, ttnn_moe.up_projection, ttnn_moe.gate_up):
+        got, want = (step(layer.hidden, *given, **align, backend=name) for name in (NAME, "reference"))  # type: ignore[arg-type]
+        assert got.shape == want.shape and torch.allclose(got[real].float(), want[real].float(), rtol=2e-2, atol=1e-2)
+    activations = ttnn_moe.gate_up(layer.hidden, *given, **align)  # type: ignore[arg-type]
+    check_out(ttnn_moe.down_projection(activations, *given, **align, backend=NAME), layer.want())  # type: ignore[arg-type]
+
+
 def test_weights_that_changed_in_place_are_loaded_again(layer: Layer) -> None:
     def run() -> torch.Tensor:
         return ttnn_moe.moe(layer.hidden, routing_of(layer), layer.experts, backend=NAME)
@@ -95,6 +108,8 @@ def test_what_cannot_be_meant_on_an_open_mesh_is_refused(layer: Layer) -> None:
         tenstorrent.load_experts(layer.experts, placement=Placement.uniform(8, 4))
     with pytest.raises(ContractError, match=r"no placement; to fix it: open_device\(D\)"):
         tenstorrent.load_experts(layer.experts, split=True)
+    with pytest.raises(ContractError, match="does not fit experts and mesh.*to fix it: another mesh"):  # 8 % 3 != 0
+        tenstorrent.load_experts(layer.experts, tenstorrent.device.current(), placement=Placement.uniform(8, 4))
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -197,6 +212,64 @@ def test_the_memory_of_a_closed_chip_is_free_while_the_experts_live(layer: Layer
     assert chip() is None
 
 
+def test_threads_open_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ttnn_moe.tenstorrent.emulator import library
+
+    opened, together, make = [], threading.Barrier(4), library.open_mesh
+
+    def open_mesh(*args: Any) -> Any:
+        opened.append(args)
+        time.sleep(0.05)
+        return make(*args)
+
+    def use() -> None:
+        together.wait()
+        tenstorrent.open_device()
+
+    monkeypatch.setattr(library, "open_mesh", open_mesh)
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(opened) == 1
+
+
+@pytest.mark.parametrize("D", [0, -1, True, "2", 2.0, None, 33], ids=repr)
+def test_a_mesh_of_no_such_size_is_refused(D: Any) -> None:
+    with pytest.raises(ContractError, match="got D="):
+        tenstorrent.open_device(D)
+    assert tenstorrent.device.current() is None
+
+
+def test_arguments_of_another_kind_are_named(layer: Layer) -> None:
+    device = tenstorrent.open_device()
+    load: Any = tenstorrent.load_experts
+    for call, said in (
+        (lambda: load(layer.experts, compute="HiFi3"), r"compute is of another kind; got 'HiFi3'; .*ComputeConfig\("),
+        (lambda: load(layer.experts, weight_format=("bfloat8_b",)), "formats of weights are no text"),
+        (lambda: load(layer.experts, device.handle), "device is of another kind; .*expected a Device, or None"),
+        (lambda: load(layer.experts, placement=[[0]]), "placement is of another kind"),
+        (lambda: load(layer), "no Experts; got"),
+        (lambda: tenstorrent.attach(device), r"handle is no device; got a Device; .*attach\(device.handle\)"),
+        (lambda: tenstorrent.attach(None), "handle is no device; got a NoneType"),
+    ):
+        with pytest.raises(ContractError, match=said):
+            call()
+    experts, (hidden, routing) = load(layer.experts), on_device(layer, device)
+    moe: Any = tenstorrent.moe
+    for given, said in (
+        ((tenstorrent.route(routing, experts), experts), "routing is of another kind; got a ExpertRouting; .*Device"),
+        (((1, 2), experts), "routing is of another kind; got a tuple"),
+        ((routing, layer.experts), r"experts is of another kind; got a Experts; .*load_experts\("),
+    ):
+        with pytest.raises(ContractError, match=said):
+            moe(hidden, *given)
+    for T, K in ((3, 0), (-3, 2), ("3", 2)):
+        with pytest.raises(ContractError, match=f"got T={T!r}, K={K}; expected integers, T >= 0 and K >= 1"):
+            experts.step_rows(T, K)
+
+
 class Handle:
     """A ttnn mesh device, as far as `attach` looks before it takes it."""
 
@@ -282,7 +355,7 @@ def test_steps_of_more_tokens_than_a_program_takes_run_in_passes(monkeypatch: py
 def test_steps_on_a_mesh_are_refused_before_weights_move(layer: Layer, monkeypatch: pytest.MonkeyPatch) -> None:
     tenstorrent.open_device(2)
     monkeypatch.setattr("ttnn_moe.tenstorrent.host.load_experts", None)
-    with pytest.raises(ContractError, match=r"run on one device; got a mesh of 2; .*open_device\(1\)"):
+    with pytest.raises(ContractError, match=r"run on one device; got a mesh of 2; .*open_device\(1\), or backend='ref"):
         ttnn_moe.gate_up(layer.hidden, routing_of(layer), layer.experts, row_align=32, backend=NAME)
 
 

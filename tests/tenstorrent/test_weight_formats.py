@@ -28,8 +28,9 @@ def test_formats_of_experts(text, gate_up, down):
 
 @pytest.mark.parametrize("text", [3, [], b"bfloat16"], ids=str)
 def test_formats_that_are_no_text_are_refused(text: object) -> None:
-    with pytest.raises(ContractError, match="formats of weights are no text; got"):
-        ModelFormats.parse(text)  # type: ignore[arg-type]
+    for formats in (ModelFormats, ExpertFormats):
+        with pytest.raises(ContractError, match="formats of weights are no text; got"):
+            formats.parse(text)  # type: ignore[arg-type]
 
 
 def test_weights_by_bank_are_a_layout_of_every_layer():
@@ -44,7 +45,9 @@ def test_weights_by_bank_are_a_layout_of_every_layer():
         with pytest.raises(ContractError, match="layout"):
             ExpertFormats.parse(text)
     for text in ("layout=columns", "layout@1=banked"):
-        with pytest.raises(ContractError):
+        with pytest.raises(
+            ContractError, match=f"layout .*; got '{text}'; expected layout=interleaved or layout=banked"
+        ):
             ModelFormats.parse(text)
 
 
@@ -74,6 +77,12 @@ def test_the_last_rule_of_a_group_and_layer_holds():
 def test_what_is_no_format_is_refused(text):
     with pytest.raises(ContractError):
         ModelFormats.parse(text)
+
+
+@pytest.mark.parametrize("item", ["experts@=bfloat8_b", "gate_up@-1=bfloat8_b", " bfloat8_b"])
+def test_an_item_that_is_not_read_is_named(item):
+    with pytest.raises(ContractError, match=f"got '{item}'"):
+        ModelFormats.parse(item)
 
 
 @pytest.mark.parametrize("item", ["kv=foo", "kv=bfloat4_b", "kv@1=bfloat8_b"])

@@ -99,13 +99,12 @@ class TenstorrentBackend:
     ) -> None:
         if not routing.T:
             return
-        _check_align(row_align)
         there = _loaded_for_steps(experts)
         with there.device.turn:
-            for part, own, here, rows in _passes(routing, there):
+            for part, own, here, rows in _passes(routing, there, row_align):
                 given = activations
-                if own is not routing:
-                    given = activations.new_zeros(own.step_layout(row_align).capacity, there.I)
+                if here is not None:
+                    given = activations.new_zeros(own.step_layout(ROW_ALIGN).capacity, there.I)
                     given[rows] = activations[here]
                 self._down(given, own, there, out[part], accumulate)
 
@@ -151,21 +150,21 @@ def _loaded_for_steps(experts: Experts) -> DeviceExperts:
             "the steps run on one device",
             got=f"a mesh of {device.D}",
             expected="D=1",
-            remedy="call moe(), or close_device() and open_device(1)",
+            remedy="call moe(), or close_device() and open_device(1), or backend='reference'",
         )
     return loaded(experts, Placement.uniform(experts.E))
 
 
-def _passes(routing: Routing, there: DeviceExperts) -> Iterator[tuple[slice, Routing, Any, Any]]:
+def _passes(routing: Routing, there: DeviceExperts, row_align: int) -> Iterator[tuple[slice, Routing, Any, Any]]:
     """Parts of the tokens that one program takes: (tokens, their routing, rows of the step tensors, rows of the part).
 
-    Where one part is all, it has the routing itself, and no rows.
+    The device's rows are aligned to tiles. Where one part is all and the caller's rows are too, there are no rows.
     """
     most = programs_of(there.device, there.sizes(routing.K)).max_T
-    if routing.T <= most:
+    if routing.T <= most and row_align == ROW_ALIGN:
         yield slice(0, routing.T), routing, None, None
         return
-    whole, T = routing.step_layout(ROW_ALIGN).inverse, routing.true_tokens()
+    whole, T = routing.step_layout(row_align).inverse, routing.true_tokens()
     for first in range(0, T, most):
         part = slice(first, min(first + most, T))
         own = Routing.from_topk(routing.ids[part], routing.topk_weights[part], routing.E)
@@ -182,15 +181,6 @@ def _route(routing: Routing, there: DeviceExperts) -> tuple[LayerPrograms, Route
     return programs, programs.route(ids, weights, there.mapping, routing.T)
 
 
-def _check_align(row_align: int) -> None:
-    if row_align != ROW_ALIGN:
-        raise ContractError(
-            "rows of step tensors are aligned to tiles here",
-            got=f"row_align={row_align}",
-            expected=f"row_align={ROW_ALIGN}",
-        )
-
-
 def _step(
     hidden: Tensor,
     routing: Routing,
@@ -199,16 +189,15 @@ def _step(
     launch: Callable[[LayerPrograms, Any, Routed, DeviceExperts], Any],
 ) -> Tensor:
     """[capacity, I]: the rows that launch(programs, hidden on the device, routed, experts there) returns."""
-    _check_align(row_align)
     out = hidden.new_empty(routing.step_layout(row_align).capacity, experts.I)
     if len(out):
         there = _loaded_for_steps(experts)
         with there.device.turn:
-            for part, own, here, rows in _passes(routing, there):
+            for part, own, here, rows in _passes(routing, there, row_align):
                 programs, routed = _route(own, there)
                 there_rows = launch(programs, tensors.replicate(hidden[part], there.device), routed, there)
                 got = tensors.to_torch(there_rows, there.device)
-                if own is routing:
+                if here is None:
                     # the device's buffer ends with the last block; rows past it are undefined
                     n = min(len(got), len(out))
                     out[:n] = got[:n]

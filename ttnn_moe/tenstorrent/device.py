@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import registry
+from ..arguments import is_size
 from ..backend import Probe
 from ..errors import BackendUnavailable, ContractError
 from ..packages import install
@@ -27,6 +28,7 @@ SIMULATOR = "TT_METAL_SIMULATOR"
 CARDS = Path("/dev/tenstorrent")
 ARCHITECTURES = ("blackhole", "wormhole_b0")
 EMULATED_CHIP = "p150"  # of "emulator" alone
+MOST_CHIPS = 32  # of a mesh that is planned or emulated: each emulated chip maps its DRAM
 NAMES = "emulator or emulator:n150, or nothing for a card or a simulator"
 CLOSE = "ttnn_moe.tenstorrent.close_device(), and load the weights again"
 
@@ -139,6 +141,7 @@ class Device:
 
 
 _current: Device | None = None
+_CHANGING = threading.RLock()  # hold it to change which device is in use
 
 
 def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None = None) -> Device:
@@ -153,10 +156,18 @@ def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None =
 
     Raises:
         BackendUnavailable: there is no such device, there are fewer than D, or a mesh of another D is open.
-        ContractError: another device than the one asked for is open; `device` is no text.
+        ContractError: another device than the one asked for is open; `device` is no text; D is no number of devices.
     """
     if device is not None and not isinstance(device, str):
         raise ContractError("device is no name", got=f"device={shown(device)}", expected=NAMES, remedy="leave it out")
+    if not is_size(D) or D < 1:
+        raise ContractError("a mesh has no such size", got=f"D={shown(D)}", expected="D: an integer from 1 on")
+    with _CHANGING:
+        return _opened(int(D), device, trace_bytes)
+
+
+def _opened(D: int, device: str | None, trace_bytes: int | None) -> Device:
+    """open_device, of arguments that were checked. One thread opens at a time: others get its device."""
     if _current is not None:
         if _current.D != D:
             raise BackendUnavailable("another mesh is open", got=f"D={_current.D}", expected=f"D={D}", remedy=CLOSE)
@@ -172,6 +183,8 @@ def open_device(D: int = 1, device: str | None = None, trace_bytes: int | None =
     if is_emulator(device):
         from .emulator import library as emulated
 
+        if D > MOST_CHIPS:
+            raise ContractError("the emulated mesh is too large", got=f"D={D}", expected=f"D from 1 to {MOST_CHIPS}")
         use(emulated)
         return _keep(Device.of(emulated.open_mesh(D, _full_name(device).partition(":")[2])))
     ttnn = library()
@@ -212,9 +225,16 @@ def attach(handle: Any) -> Device:
         handle: ttnn's, or an emulated mesh of `emulator.library.open_mesh`.
 
     Raises:
-        ContractError: another device is in use, or a mesh of another shape than 1xD. BackendUnavailable: a chip of an
-            architecture without programs.
+        ContractError: another device is in use, a mesh of another shape than 1xD, or no device of ttnn.
+        BackendUnavailable: a chip of an architecture without programs.
     """
+    if not hasattr(handle, "get_num_devices"):
+        raise ContractError(
+            "handle is no device",
+            got=f"a {type(handle).__name__}",
+            expected="a ttnn device or 1xD mesh, or an emulated mesh",
+            remedy="attach(device.handle)" if isinstance(handle, Device) else "ttnn.open_device, or open_device()",
+        )
     shape = tuple(getattr(handle, "shape", (1, handle.get_num_devices())))
     if len(shape) != 2 or shape[0] != 1:
         D = handle.get_num_devices()
@@ -224,21 +244,22 @@ def attach(handle: Any) -> Device:
             expected="1xD",
             remedy=f"mesh.reshape(ttnn.MeshShape(1, {D})), or ttnn.open_mesh_device(ttnn.MeshShape(1, {D}))",
         )
-    if _current is not None and _current.handle is not handle:
-        raise ContractError(
-            "another device is in use",
-            got=f"D={_current.D}",
-            expected="none",
-            remedy="ttnn_moe.tenstorrent.close_device() first",
-        )
-    if _current is not None:
-        return _current
-    device = Device.of(handle)
-    if device.emulated:
-        from .emulator import library as emulated
+    with _CHANGING:
+        if _current is not None and _current.handle is not handle:
+            raise ContractError(
+                "another device is in use",
+                got=f"D={_current.D}",
+                expected="none",
+                remedy="ttnn_moe.tenstorrent.close_device() first",
+            )
+        if _current is not None:
+            return _current
+        device = Device.of(handle)
+        if device.emulated:
+            from .emulator import library as emulated
 
-        use(emulated)
-    return _keep(device)
+            use(emulated)
+        return _keep(device)
 
 
 def current() -> Device | None:
@@ -249,21 +270,22 @@ def current() -> Device | None:
 @atexit.register
 def close_device() -> None:
     """Forget the device, and close it if open_device opened it. Weights and buffers on it are lost."""
-    if _current is None:
-        return
-    device = _current
-    device.closed = True
-    _keep(None)
-    device.cache.clear()
-    use(None)
-    if device.opened_here:
-        ttnn = library()
+    with _CHANGING:
+        if _current is None:
+            return
+        device = _current
+        device.closed = True
+        _keep(None)
+        device.cache.clear()
+        use(None)
+        if device.opened_here:
+            ttnn = library()
 
-        if device.D == 1:
-            ttnn.close_device(device.handle)
-        else:
-            ttnn.close_mesh_device(device.handle)
-            ttnn.set_fabric_config(ttnn.FabricConfig.DISABLED)
+            if device.D == 1:
+                ttnn.close_device(device.handle)
+            else:
+                ttnn.close_mesh_device(device.handle)
+                ttnn.set_fabric_config(ttnn.FabricConfig.DISABLED)
 
 
 def probe(device: str | None = None) -> Probe:

@@ -20,9 +20,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..arguments import is_size
 from ..errors import ContractError
 from ..experts import Experts
 from ..placement import Placement
+from ..problem import check_kind
+from ..visible import shown
 from . import device as devices
 from . import files, tensors
 from .device import Device, open_device
@@ -94,8 +97,11 @@ class DeviceExperts:
         """Rows of a device's gate, up and activations, of T tokens with K experts each; see steps.py.
 
         Raises:
-            ContractError: more tokens than one program takes.
+            ContractError: more tokens than one program takes; T or K is no such number.
         """
+        if not (is_size(T) and is_size(K) and T >= 0 and K >= 1):
+            got = f"T={shown(T)}, K={shown(K)}"
+            raise ContractError("no such sizes", got=got, expected="integers, T >= 0 and K >= 1")
         programs = programs_of(self.device, self.sizes(K))
         return programs.rows(programs.bound(T))
 
@@ -126,10 +132,11 @@ def load_experts(
         least_cached_bytes: layers smaller than this are not kept on disk.
 
     Raises:
-        ContractError: weights, a placement or a format that the device does not support, or experts that are too large
-            for the cores' L1. No weight was moved.
+        ContractError: weights, a placement or a format that the device does not support, experts that are too large for
+            the cores' L1, or an argument of another kind. No weight was moved.
         BackendUnavailable: no device, a closed one, or another mesh than the placement's is open.
     """
+    _check_kinds(experts, device, placement, compute)
     if experts.format != "dense" or experts.dtype != torch.bfloat16:
         raise ContractError(
             "the weights cannot be put on the device",
@@ -161,7 +168,8 @@ def load_experts(
             "placement does not fit experts and mesh",
             got=f"E={placement.E}, D={placement.D}",
             expected=f"E={experts.E}, D={device.D}",
-            remedy=f"Placement.uniform({experts.E}, {device.D}), or another mesh: close_device(), then open_device(D)",
+            remedy=(f"Placement.uniform({experts.E}, {device.D}), or " if experts.E % device.D == 0 else "")
+            + "another mesh: close_device(), then open_device(D)",
         )
     kept, shared = (None, device.D) if split else (placement, 1)
     local = experts.E if split else placement.E_local
@@ -201,6 +209,19 @@ def load_experts(
     return DeviceExperts(
         device, experts.E, experts.H, experts.I, formats, kept, mapping=mapping, compute=compute, **made
     )
+
+
+def _check_kinds(experts: object, device: object, placement: object, compute: object) -> None:
+    check_kind(experts, Experts)
+    for name, value, kind, remedy in (
+        ("device", device, Device, "open_device() or attach(handle), and what it returns"),
+        ("placement", placement, Placement, "Placement.uniform(E, D) or Placement.from_mapping(...)"),
+        ("compute", compute, ComputeConfig, "ComputeConfig(math_fidelity='HiFi3')"),
+    ):
+        if value is not None and not isinstance(value, kind):
+            raise ContractError(
+                f"{name} is of another kind", got=shown(value), expected=f"a {kind.__name__}, or None", remedy=remedy
+            )
 
 
 def _matrix(name: str, experts: Experts) -> Tensor:

@@ -15,6 +15,25 @@ from .runtime import library
 _MOST_READY = 64  # calls whose tensors' forms are remembered to be right, for each layer
 
 
+_MAKERS = {
+    "DeviceRouting": "DeviceRouting(topk_ids, topk_weights)",
+    "ExpertRouting": "route(by_token, experts), or ExpertRouting(T, K, ...) of your tensors",
+    "DeviceExperts": "load_experts(...), which puts tiles in the order that kernels read",
+}
+"""What makes an argument of each kind."""
+
+
+def check_kind(name: str, value: object, kind: type) -> None:
+    """Raise ContractError unless the argument of this name is of its kind, one of _MAKERS."""
+    if not isinstance(value, kind):
+        raise ContractError(
+            f"{name} is of another kind",
+            got=f"a {type(value).__name__}",
+            expected=f"a tenstorrent.{kind.__name__}",
+            remedy=_MAKERS[kind.__name__],
+        )
+
+
 @dataclass(frozen=True)
 class DeviceRouting:
     """A routing on the device.
@@ -45,9 +64,11 @@ def moe(
         out.
 
     Raises:
-        ContractError: wrong shapes, dtypes, layouts or devices, or more tokens than one program takes. Nothing was
-            enqueued. BackendUnavailable: the device of the experts was closed.
+        ContractError: wrong kinds, shapes, dtypes, layouts or devices, or more tokens than one program takes. Nothing
+            was enqueued. BackendUnavailable: the device of the experts was closed.
     """
+    check_kind("routing", routing, DeviceRouting)
+    check_kind("experts", experts, DeviceExperts)
     experts.device.check_open()
     given = (hidden, routing.topk_ids, routing.topk_weights, out)
     forms = tensors.forms(given, experts.device)

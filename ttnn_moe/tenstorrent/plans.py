@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 from ..errors import ContractError
 from ..sizes import ceil_div
 from .all_reduce import partial_dtype
-from .device import Device
+from .device import MOST_CHIPS, Device
 from .heads import fits_heads
 from .layer_sizes import Sizes
 from .memory import PAGE, ModelSizes, Part, parts, tensor_bytes
-from .programs import LayerPrograms
+from .programs import LEAST_T, LayerPrograms
 from .runtime import PLANNER_REMEDY
 from .weight_formats import FORMATS, ModelFormats
 
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .._planner import Chip, Program
 
 MODEL_OPERATORS = ("routing", "gate_up", "down")
-LEAST_T = 32
-MOST_CHIPS = 32
 SMALLEST = {"wormhole_b0": "n150", "blackhole": "p150"}
 """The chip with the least memory of each architecture."""
 

@@ -17,7 +17,7 @@ from .device import Device
 from .launch import Launcher
 from .layer_sizes import Sizes, plan, plan_layer, planned
 from .runtime import library
-from .too_large import too_large
+from .too_large import LEAST_T, too_large
 
 if TYPE_CHECKING:
     from .._planner import Program
@@ -72,7 +72,7 @@ class LayerPrograms:
                 expected=f"T <= {self.max_T}",
                 remedy="call it for parts of the tokens",
             )
-        return max(32, power_of_2(T))
+        return max(LEAST_T, power_of_2(T))
 
     def route(
         self, topk_ids: Any, topk_weights: Any, mapping: Any, T: int, into: dict[str, Any] | None = None
@@ -179,15 +179,17 @@ class LayerPrograms:
         """The largest bound up to MAX_T whose sums fit the cores' L1.
 
         Raises:
-            ContractError: the planner has no program for these sizes at any T; what would make one.
+            ContractError: the planner has no program for these sizes at any T; what would make one. Or K is below 1.
         """
+        if self.sizes.K < 1:
+            raise ContractError("a token has no experts", got=f"K={self.sizes.K}", expected="K >= 1")
         bound = MAX_T
         while True:
             try:
                 plan_layer(self.sizes, self.device.machine, bound)
                 return bound
             except ValueError as error:
-                if bound == 32:
+                if bound == LEAST_T:
                     raise too_large(self.device, self.sizes, str(error)) from None
                 bound //= 2
 

@@ -19,7 +19,7 @@ from . import tensors
 from .all_reduce import partial_dtype
 from .device import Device
 from .experts import DeviceExperts
-from .layer import DeviceRouting
+from .layer import DeviceRouting, check_kind
 from .programs import Form, LayerPrograms, Routed, programs_of
 
 
@@ -44,13 +44,6 @@ class ExpertRouting:
     num_routed_tokens: Any
     routed_tokens: Any
     routed_token_weights: Any
-
-
-_MAKERS: dict[type, str] = {
-    DeviceRouting: "DeviceRouting(topk_ids, topk_weights)",
-    ExpertRouting: "route(by_token, experts), or ExpertRouting(T, K, ...) of your tensors",
-    DeviceExperts: "load_experts(...), which puts tiles in the order that kernels read",
-}
 
 
 def route(routing: DeviceRouting, experts: DeviceExperts) -> ExpertRouting:
@@ -185,14 +178,8 @@ def _checked(routing: ExpertRouting, experts: DeviceExperts) -> tuple[LayerProgr
 
 def _device_of(routing: Any, kind: type, experts: Any) -> Device:
     """The device of the experts, which is open."""
-    for name, value, wanted in (("routing", routing, kind), ("experts", experts, DeviceExperts)):
-        if not isinstance(value, wanted):
-            raise ContractError(
-                f"{name} is of another kind",
-                got=f"a {type(value).__name__}",
-                expected=f"a tenstorrent.{wanted.__name__}",
-                remedy=_MAKERS[wanted],
-            )
+    check_kind("routing", routing, kind)
+    check_kind("experts", experts, DeviceExperts)
     experts.device.check_open()
     return experts.device
 

@@ -65,8 +65,9 @@ class ExpertFormats:
         """One format for both, or gate_up's and down's with a comma between; then ",layout=banked".
 
         Raises:
-            ContractError: an unknown format or layout, or more than two formats.
+            ContractError: no text, an unknown format or layout, or more than two formats.
         """
+        _check_text(text)
         named, *rest = text.split(",layout=")
         if rest and (len(rest) > 1 or rest[0] not in LAYOUTS):
             raise ContractError("unknown layout of weights", got=repr(text), expected=f"one of {list(LAYOUTS)}")
@@ -85,6 +86,11 @@ class ExpertFormats:
     def __str__(self) -> str:
         forms = self.gate_up if self.gate_up == self.down else f"{self.gate_up},{self.down}"
         return f"{forms},layout={self.layout}" if self.banked else forms
+
+
+def _check_text(text: object) -> None:
+    if not isinstance(text, str):
+        raise ContractError("formats of weights are no text", got=shown(text), expected="such as 'bfloat8_b'")
 
 
 @dataclass(frozen=True)
@@ -121,18 +127,20 @@ class ModelFormats:
                 does not have; another embedding than bfloat16, which ttnn reads by rows; a KV cache of 4 bits, or of
                 several formats.
         """
-        if not isinstance(text, str):
-            raise ContractError("formats of weights are no text", got=shown(text), expected="such as 'bfloat8_b'")
+        _check_text(text)
         rules: list[Rule] = []
         alone: list[str] = []
         layout = LAYOUTS[0]
         for item in filter(None, text.split(",")):
             found = _ITEM.fullmatch(item)
             group, first, last, form = found.groups() if found else (None, None, None, "")
-            if group is None and not rules:
+            if found and group is None and not rules:
                 alone.append(form)
                 continue
-            if group == "layout" and first is None and form in LAYOUTS:
+            if group == "layout":
+                if first is not None or form not in LAYOUTS:
+                    expected = " or ".join(f"layout={one}" for one in LAYOUTS)
+                    raise ContractError("unknown layout of weights", got=repr(item), expected=expected)
                 layout = form
                 continue
             if group == "kv" and (form not in KV_FORMATS or first is not None):
@@ -142,7 +150,8 @@ class ModelFormats:
                 raise ContractError(
                     "unknown weight format",
                     got=repr(item),
-                    expected=f"GROUP=FORMAT, a group of {[*GROUPS, 'experts']}, a format of {list(FORMATS)}",
+                    expected=f"FORMAT, then GROUP=FORMAT, without spaces: a group of {[*GROUPS, 'experts']}, "
+                    f"a format of {list(FORMATS)}",
                 )
             if group == "embedding" and form != FORMATS[0]:
                 raise ContractError("the embedding is read by rows", got=repr(item), expected="embedding=bfloat16")

@@ -101,8 +101,6 @@ void emu_cb_push_back(std::uint32_t cb, std::uint32_t pages) {
     buffer->filled.rise(buffer->pushed, buffer->pushed + pages, stamp_of(role));
     buffer->pushed += pages;
     buffer->pushed_at = role.time;
-    buffer->most_pages =
-        std::max(buffer->most_pages, static_cast<std::uint32_t>(buffer->pushed - buffer->popped));
     publish(&buffer->pushed);
     changed(core);
 }

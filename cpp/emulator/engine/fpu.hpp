@@ -14,7 +14,7 @@ namespace emulator {
 // dst += x * y for one tile each: x through register B, y through register A, in `phases` fidelity phases.
 void fpu_multiply(const Tile& x, const Tile& y, Tile& dst, int phases, bool fp32_dst);
 
-// dst = a * b (added to what is there if `accumulate`), a + b or a - b, one value at a time.
+// One value at a time: dst += a * b; dst = a + b or a - b, added to what is there if `accumulate`.
 void fpu_multiply_values(const Tile& a, const Tile& b, Tile& dst, int phases, bool fp32_dst);
 void fpu_add_values(const Tile& a, const Tile& b, Tile& dst, bool subtract, bool accumulate, bool fp32_dst);
 

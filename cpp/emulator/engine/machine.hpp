@@ -23,7 +23,7 @@ namespace emulator {
 // pointer. An address of one core is valid on every other: the NoC takes it modulo the stride.
 constexpr std::uint32_t kL1Base = 0x10000000;
 constexpr std::uint32_t kL1Stride = 0x200000;
-constexpr std::uint32_t kPoison = 0xFFBADBAD;  // NaN as bf16 and as fp32
+constexpr std::uint32_t kPoison = 0xFFBAFFBA;  // NaN as fp32, and as bf16 in both halves
 constexpr int kCircularBuffers = 64;
 constexpr std::uint32_t kSemaphores = 16;  // of a core
 
@@ -55,8 +55,7 @@ struct CircularBuffer {
     std::uint32_t format = 0;
     std::uint64_t pushed = 0, popped = 0;
     std::uint64_t pushed_at = 0, popped_at = 0;  // time of the last one
-    std::uint32_t most_pages = 0;
-    int pusher = -1, popper = -1;  // RoleKind
+    int pusher = -1, popper = -1;                // RoleKind
     Sync filled, emptied;
 };
 
@@ -86,13 +85,14 @@ struct Transfer {
     std::uint32_t size;
     std::uint32_t value;  // Add: what is added
     bool with_self;
-    bool sent = false;  // the source bytes have been taken
-    bool synchronises;  // a semaphore: may be looked at while it changes
-    std::uint32_t tag;
+    bool sent = false;      // the source bytes have been taken
+    bool synchronises;      // a semaphore: may be looked at while it changes
+    std::uint32_t tag;      // Read: its transaction id
     std::uint64_t arrival;  // time
     std::vector<std::uint8_t> bytes;
     EmuPlace place;
-    Stamp stamp{};       // Read: what the issuer knew. A semaphore: what the message passes on
+    Stamp stamp{};          // Read: what the issuer knew. A semaphore: what the message passes on
+    std::uint32_t noc = 0;  // Read: that its barrier names
     bool ahead = false;  // had left when a semaphore message to the same place was issued: it stays in front
 };
 

@@ -13,10 +13,10 @@ constexpr std::uint32_t kTransactionIds = 16;
 constexpr std::uint64_t kMostPackets = 255;  // the counter of an id has 8 bits
 
 // A barrier of one id reads its counter; nothing reads that of id 0.
-void count_packets(const Role& role, std::uint32_t tag) {
+void count_packets(const Role& role, std::uint32_t noc, std::uint32_t tag) {
     std::uint64_t under_way = 0;
     for (const Transfer& t : role.reads) {
-        under_way += t.tag == tag ? packets(t.size) : 0;
+        under_way += t.noc == noc && t.tag == tag ? packets(t.size) : 0;
     }
     if (tag != 0 && under_way > kMostPackets) {
         machine.report(
@@ -72,8 +72,9 @@ void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t
     Transfer t{Transfer::Read, source, local, size, 0, false, false, false, tag, 0, {}, emu_place};
     t.arrival = transfer_time(role, source, size, true);
     t.stamp.known = role.known;
+    t.noc = noc;
     role.reads.push_back(std::move(t));
-    count_packets(role, tag);
+    count_packets(role, noc, tag);
 }
 
 void emu_noc_read_tag(std::uint32_t tag) {
@@ -85,20 +86,21 @@ void emu_noc_read_tag(std::uint32_t tag) {
     machine.role->read_tag = tag;
 }
 
-void emu_noc_read_barrier(std::uint32_t, std::uint32_t tag) {
+void emu_noc_read_barrier(std::uint32_t noc, std::uint32_t tag) {
     Role& role = *machine.role;
+    const auto waits_for = [&](const Transfer& t) { return t.noc == noc && (tag == ~0u || t.tag == tag); };
     ++role.core->counters.barriers;
     spend(kIssueCycles);
     std::uint64_t last = 0;
     for (const Transfer& t : role.reads) {
-        if (tag == ~0u || t.tag == tag) {
+        if (waits_for(t)) {
             last = std::max(last, t.arrival);
         }
     }
     sleep_until(last);
     std::deque<Transfer> left;
     for (Transfer& t : role.reads) {
-        if (tag == ~0u || t.tag == tag) {
+        if (waits_for(t)) {
             land_read(role, t);
         } else {
             left.push_back(std::move(t));
@@ -109,7 +111,7 @@ void emu_noc_read_barrier(std::uint32_t, std::uint32_t tag) {
 }
 
 void emu_noc_write(std::uint32_t source, std::uint64_t destination, std::uint32_t size, std::uint32_t noc,
-                   std::uint32_t vc, std::uint32_t tag) {
+                   std::uint32_t vc) {
     Role& role = *machine.role;
     Core& core = *role.core;
     const std::uint32_t local = l1_offset(source);
@@ -150,7 +152,7 @@ void emu_noc_write(std::uint32_t source, std::uint64_t destination, std::uint32_
         core.counters.noc_packets += packets(size);
     }
     set_shadow(core.shadow, local, size, LEAVING, 0);
-    issue(Transfer::Write, local, destination, size, noc, vc, false).tag = tag;
+    issue(Transfer::Write, local, destination, size, noc, vc, false);
 }
 
 void emu_noc_write_multicast(std::uint32_t source, std::uint64_t destination, std::uint32_t size,
@@ -174,19 +176,19 @@ void emu_noc_write_multicast(std::uint32_t source, std::uint64_t destination, st
     issue(Transfer::Multicast, local, destination, size, noc, vc, false).with_self = with_self != 0;
 }
 
-void emu_noc_writes_flushed(std::uint32_t noc, std::uint32_t tag) {
+void emu_noc_writes_flushed(std::uint32_t noc) {
     Role& role = *machine.role;
     spend(kIssueCycles);
     for (auto& channel : role.channels) {
         for (Transfer& t : channel->transfers) {
-            if (channel->noc == noc && (tag == ~0u || t.tag == tag)) {
+            if (channel->noc == noc) {
                 take(role, t);
             }
         }
     }
 }
 
-void emu_noc_write_barrier(std::uint32_t noc, std::uint32_t) {
+void emu_noc_write_barrier(std::uint32_t noc) {
     Role& role = *machine.role;
     ++role.core->counters.barriers;
     spend(kIssueCycles);
@@ -229,7 +231,8 @@ void emu_noc_atomic_barrier(std::uint32_t noc) {
 
 void emu_noc_inline_write(std::uint64_t destination, std::uint32_t value, std::uint32_t noc,
                           std::uint32_t vc) {
-    if (far_core(destination, "noc_inline_dw_write") == nullptr) {
+    const Core* to = far_core(destination, "noc_inline_dw_write");
+    if (to == nullptr || !inside_l1(*to, local_of(destination), 4, "noc_inline_dw_write")) {
         return;
     }
     if ((destination & 3) != 0) {

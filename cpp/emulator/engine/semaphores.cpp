@@ -8,6 +8,21 @@
 
 using namespace emulator;
 
+namespace {
+
+// Publish a word of every receiver; false: one has no such word.
+bool publish_to(const std::vector<Core*>& receivers, std::uint32_t at, const char* call) {
+    for (const Core* to : receivers) {
+        if (!inside_l1(*to, at, 4, call)) {
+            return false;
+        }
+        publish(to->l1 + at);
+    }
+    return true;
+}
+
+}  // namespace
+
 extern "C" {
 
 std::uint32_t emu_semaphore(std::uint32_t id) {
@@ -62,8 +77,9 @@ void emu_semaphore_inc(std::uint64_t destination, std::uint32_t value, std::uint
 
 void emu_semaphore_inc_multicast(std::uint64_t destination, std::uint32_t value, std::uint32_t receivers,
                                  std::uint32_t noc, std::uint32_t vc) {
-    for (Core* to : receivers_of(destination, noc, false, receivers, "noc_semaphore_inc_multicast")) {
-        publish(to->l1 + local_of(destination));
+    constexpr const char* call = "noc_semaphore_inc_multicast";
+    if (!publish_to(receivers_of(destination, noc, false, receivers, call), local_of(destination), call)) {
+        return;
     }
     machine.role->open_atomics = true;
     ++machine.role->core->counters.semaphore_messages;
@@ -73,7 +89,8 @@ void emu_semaphore_inc_multicast(std::uint64_t destination, std::uint32_t value,
 void emu_semaphore_set_remote(std::uint32_t source, std::uint64_t destination, std::uint32_t noc) {
     const std::uint32_t local = l1_offset(source);
     Core* to = far_core(destination, "noc_semaphore_set_remote");
-    if (to == nullptr || !source_ready(local, 4, "noc_semaphore_set_remote")) {
+    if (to == nullptr || !source_ready(local, 4, "noc_semaphore_set_remote") ||
+        !inside_l1(*to, local_of(destination), 4, "noc_semaphore_set_remote")) {
         return;
     }
     aligned(destination, local, false, "noc_semaphore_set_remote");
@@ -89,9 +106,10 @@ void emu_semaphore_set_multicast(std::uint32_t source, std::uint64_t destination
         return;
     }
     aligned(destination, local, false, "noc_semaphore_set_multicast");
-    for (Core* to :
-         receivers_of(destination, noc, with_self != 0, receivers, "noc_semaphore_set_multicast")) {
-        publish(to->l1 + local_of(destination));
+    constexpr const char* call = "noc_semaphore_set_multicast";
+    if (!publish_to(receivers_of(destination, noc, with_self != 0, receivers, call), local_of(destination),
+                    call)) {
+        return;
     }
     ++machine.role->core->counters.semaphore_messages;
     Transfer& t = issue(Transfer::Multicast, local, destination, 4, noc, vc, true);

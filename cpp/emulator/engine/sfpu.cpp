@@ -118,7 +118,7 @@ void emu_sfpu_init(std::uint32_t op) {
     }
 }
 
-void emu_sfpu_unary(std::uint32_t op, std::uint32_t dst, std::uint32_t parameter, std::uint32_t) {
+void emu_sfpu_unary(std::uint32_t op, std::uint32_t dst, std::uint32_t parameter) {
     Compute* state = compute_state("SFPU function");
     if (state == nullptr) {
         return;

@@ -22,22 +22,6 @@ float from_block(std::uint32_t magnitude, bool negative, std::uint32_t exponent,
 
 }  // namespace
 
-bool known_format(std::uint32_t format) {
-    switch (format) {
-        case Float32:
-        case Float16_b:
-        case Bfp8_b:
-        case Bfp4_b:
-        case Int32:
-        case UInt16:
-        case UInt32:
-        case UInt8:
-            return true;
-        default:
-            return false;
-    }
-}
-
 const char* format_name(std::uint32_t format) {
     switch (format) {
         case Float32:

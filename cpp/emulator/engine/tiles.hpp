@@ -18,7 +18,6 @@ enum Format : std::uint32_t {
     UInt32 = 24,
     UInt8 = 30
 };
-bool known_format(std::uint32_t format);
 const char* format_name(std::uint32_t format);
 bool is_integer(std::uint32_t format);
 bool is_block_float(std::uint32_t format);

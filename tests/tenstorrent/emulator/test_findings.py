@@ -16,6 +16,8 @@ from ttnn_moe.tenstorrent.emulator import (
     Program,
     Result,
     Semaphore,
+    build,
+    dram,
     run,
 )
 
@@ -104,7 +106,13 @@ def test_bytes_read_too_early_are_poison():
     a, out = device.tensor(torch.ones(32, 32).bfloat16()), device.empty((32, 32), "bfloat16")
     program = unary(1, grid(1), reader="broken/reader_no_barrier.cpp")
     assert run(program, device, {"a": a, "out": out}, root=KERNELS, check=False).findings
-    assert not (out.read() == 1).any()
+    assert out.read().isnan().all()
+
+
+def test_poison_is_no_number_in_any_format():
+    assert f"kPoison = 0x{dram._POISON:X};" in (build.sources() / "engine" / "machine.hpp").read_text()
+    word = torch.tensor([int(dram._POISON) - (1 << 32)], dtype=torch.int32)
+    assert word.view(torch.bfloat16).isnan().all() and word.view(torch.float32).isnan().all()
 
 
 def test_a_page_of_the_last_row_that_its_tensor_lacks():
@@ -195,6 +203,11 @@ def sync(define: str, cores: int = 2, role: str = "reader") -> Program:
         ("NO_SUCH_CORE", "no-such-core"),
         ("SIGNALS_TOO_EARLY", "read-before-barrier"),
         ("NO_ATOMIC_BARRIER", "kernel-end"),
+        ("READS_ON_OTHER_NOC", "read-before-barrier"),
+        ("WRITES_WORD_OUTSIDE", "l1-out-of-range"),
+        ("SETS_OUTSIDE", "l1-out-of-range"),
+        ("SETS_ALL_OUTSIDE", "l1-out-of-range"),
+        ("ADDS_OUTSIDE", "l1-out-of-range"),
     ],
 )
 def test_finds_between_cores(define, kind):

@@ -74,7 +74,8 @@ def compiler() -> str:
     raise BackendUnavailable(
         "the Tenstorrent emulator needs a C++ compiler",
         got=f"none of {', '.join(names)} on PATH",
-        remedy="install g++ 12 or newer (Debian and Ubuntu: apt install g++), or set CXX",
+        remedy="install g++ 12 or newer (Debian and Ubuntu: apt install g++), or "
+        + ("correct or unset CXX: it is one command, without options" if os.environ.get("CXX") else "set CXX"),
     )
 
 

@@ -20,7 +20,9 @@ class ChipModel:
         arch: tt-metal's name of the architecture.
         grid: columns and rows of cores that programs may use.
         noc_x, noc_y: virtual NoC coordinate of each column and of each row.
-        l1_size: bytes of L1 of a core. l1_first: the first that circular buffers may take.
+        l1_size: bytes of L1 of a core.
+        l1_first: the first that circular buffers may take. 108 KiB stand for both architectures: in ttnn 0.81.1 they
+            start at 103.3 KiB on Wormhole and at 109.1 KiB on Blackhole. Plans leave 128 KiB.
         dram_banks: banks that a tensor's pages are interleaved over.
         dram_alignment: bytes; pages start at multiples of it.
         dram_read_alignment: bytes; source and destination of a DRAM read agree modulo this.

@@ -17,7 +17,7 @@ from .chip import CHIPS, ChipModel
 from .formats import Format, find_format, from_faces, pack_blocks, to_faces, unpack_blocks
 
 _FIRST_ADDRESS = 1 << 20  # nothing lies below it, so that address 0 is an error
-_POISON = np.uint32(0xFFBADBAD)
+_POISON = np.uint32(0xFFBAFFBA)  # NaN as fp32, and as bf16 in both halves
 
 
 @dataclass(eq=False)

@@ -118,8 +118,8 @@ def topk(x: Tensor, k: int, *, dim: int) -> tuple[Tensor, Tensor]:
     assert x.mesh is not None
     found = [torch.topk(values, k, dim) for values in x.read()]
     values = on_chips(x.mesh, [one.values for one in found], x.dtype, x.layout)
-    # ttnn.topk has 32-bit indices from here on
-    kind = "uint16" if x.shape[-1] <= 1 << 16 else "uint32"
+    # ttnn.topk has 32-bit indices beyond 65,536 columns; here beyond 32,768, as the host holds uint16 as int16
+    kind = "uint16" if x.shape[-1] <= 1 << 15 else "uint32"
     return values, on_chips(x.mesh, [one.indices for one in found], kind, x.layout)
 
 

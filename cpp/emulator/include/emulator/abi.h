@@ -42,12 +42,12 @@ void emu_noc_read(std::uint64_t source, std::uint32_t destination, std::uint32_t
 void emu_noc_read_tag(std::uint32_t tag);
 void emu_noc_read_barrier(std::uint32_t noc, std::uint32_t tag);
 void emu_noc_write(std::uint32_t source, std::uint64_t destination, std::uint32_t size, std::uint32_t noc,
-                   std::uint32_t vc, std::uint32_t tag);
+                   std::uint32_t vc);
 void emu_noc_write_multicast(std::uint32_t source, std::uint64_t destination, std::uint32_t size,
                              std::uint32_t receivers, std::uint32_t noc, std::uint32_t vc,
                              std::uint32_t with_self);
-void emu_noc_writes_flushed(std::uint32_t noc, std::uint32_t tag);
-void emu_noc_write_barrier(std::uint32_t noc, std::uint32_t tag);
+void emu_noc_writes_flushed(std::uint32_t noc);
+void emu_noc_write_barrier(std::uint32_t noc);
 void emu_noc_atomic_barrier(std::uint32_t noc);
 void emu_noc_inline_write(std::uint64_t destination, std::uint32_t value, std::uint32_t noc,
                           std::uint32_t vc);
@@ -119,7 +119,7 @@ void emu_pack_untilize_block(std::uint32_t in, std::uint32_t out, std::uint32_t 
                              std::uint32_t full_ct, std::uint32_t rt, std::uint32_t column_block);
 void emu_pack_l1_accumulate(std::uint32_t on);
 void emu_pack_relu(std::uint32_t on);
-void emu_sfpu_unary(std::uint32_t op, std::uint32_t dst, std::uint32_t parameter, std::uint32_t columns_only);
+void emu_sfpu_unary(std::uint32_t op, std::uint32_t dst, std::uint32_t parameter);
 void emu_sfpu_binary(std::uint32_t op, std::uint32_t dst0, std::uint32_t dst1, std::uint32_t out);
 void emu_unsupported(const char* what);
 }

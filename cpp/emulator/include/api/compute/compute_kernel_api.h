@@ -10,7 +10,7 @@ inline void silu_tile_init(EMU_PLACE) {
 template <bool fp32 = DST_ACCUM_MODE>
 inline void silu_tile(std::uint32_t dst, EMU_PLACE) {
     EMU_HERE;
-    emu_sfpu_unary(emulator::SFPU_SILU, dst, 0, 0);
+    emu_sfpu_unary(emulator::SFPU_SILU, dst, 0);
 }
 template <bool approximate = false>
 inline void sigmoid_tile_init(EMU_PLACE) {
@@ -20,7 +20,7 @@ inline void sigmoid_tile_init(EMU_PLACE) {
 template <VectorMode mode = VectorMode::RC, bool approximate = false, bool fp32 = DST_ACCUM_MODE>
 inline void sigmoid_tile(std::uint32_t dst, EMU_PLACE) {
     EMU_HERE;
-    emu_sfpu_unary(emulator::SFPU_SIGMOID, dst, 0, 0);
+    emu_sfpu_unary(emulator::SFPU_SIGMOID, dst, 0);
 }
 template <bool approximate = false, bool fp32 = DST_ACCUM_MODE>
 inline void tanh_tile_init(EMU_PLACE) {
@@ -30,7 +30,7 @@ inline void tanh_tile_init(EMU_PLACE) {
 template <bool approximate = false, bool fp32 = DST_ACCUM_MODE>
 inline void tanh_tile(std::uint32_t dst, EMU_PLACE) {
     EMU_HERE;
-    emu_sfpu_unary(emulator::SFPU_TANH, dst, 0, 0);
+    emu_sfpu_unary(emulator::SFPU_TANH, dst, 0);
 }
 template <bool approximate = false, bool fp32 = DST_ACCUM_MODE>
 inline void log_tile_init(EMU_PLACE) {
@@ -40,7 +40,7 @@ inline void log_tile_init(EMU_PLACE) {
 template <bool approximate = false, bool fp32 = DST_ACCUM_MODE>
 inline void log_tile(std::uint32_t dst, EMU_PLACE) {
     EMU_HERE;
-    emu_sfpu_unary(emulator::SFPU_LOG, dst, 0, 0);
+    emu_sfpu_unary(emulator::SFPU_LOG, dst, 0);
 }
 inline void square_tile_init(EMU_PLACE) {
     EMU_HERE;
@@ -48,7 +48,7 @@ inline void square_tile_init(EMU_PLACE) {
 }
 inline void square_tile(std::uint32_t dst, EMU_PLACE) {
     EMU_HERE;
-    emu_sfpu_unary(emulator::SFPU_SQUARE, dst, 0, 0);
+    emu_sfpu_unary(emulator::SFPU_SQUARE, dst, 0);
 }
 inline void abs_tile_init(EMU_PLACE) {
     EMU_HERE;
@@ -56,5 +56,5 @@ inline void abs_tile_init(EMU_PLACE) {
 }
 inline void abs_tile(std::uint32_t dst, EMU_PLACE) {
     EMU_HERE;
-    emu_sfpu_unary(emulator::SFPU_ABS, dst, 0, 0);
+    emu_sfpu_unary(emulator::SFPU_ABS, dst, 0);
 }

@@ -126,7 +126,7 @@ inline void noc_async_write(std::uint32_t source, std::uint64_t destination, std
                             std::uint8_t noc = noc_index, std::uint32_t vc = NOC_UNICAST_WRITE_VC,
                             EMU_PLACE) {
     EMU_HERE;
-    emu_noc_write(source, destination, size, noc, vc, 0);
+    emu_noc_write(source, destination, size, noc, vc);
 }
 template <bool tracing = true, bool posted = false>
 inline void noc_async_write_one_packet(std::uint32_t source, std::uint64_t destination, std::uint32_t size,
@@ -134,7 +134,7 @@ inline void noc_async_write_one_packet(std::uint32_t source, std::uint64_t desti
                                        EMU_PLACE) {
     EMU_HERE;
     ASSERT(size <= NOC_MAX_BURST_SIZE);
-    emu_noc_write(source, destination, size, noc, vc, 0);
+    emu_noc_write(source, destination, size, noc, vc);
 }
 template <typename AddrGen, bool tracing = true, bool posted = false>
 inline void noc_async_write_page(std::uint32_t page, const AddrGen& accessor, std::uint32_t source,
@@ -142,7 +142,7 @@ inline void noc_async_write_page(std::uint32_t page, const AddrGen& accessor, st
                                  std::uint8_t noc = noc_index, EMU_PLACE) {
     EMU_HERE;
     emu_noc_write(source, accessor.get_noc_addr(page, offset),
-                  size != 0 ? size : accessor.get_aligned_page_size(), noc, NOC_UNICAST_WRITE_VC, 0);
+                  size != 0 ? size : accessor.get_aligned_page_size(), noc, NOC_UNICAST_WRITE_VC);
 }
 template <typename AddrGen>
 inline void noc_async_write_tile(std::uint32_t page, const AddrGen& accessor, std::uint32_t source,
@@ -171,11 +171,11 @@ inline void noc_async_write_multicast_loopback_src(std::uint32_t source, std::ui
 }
 inline void noc_async_write_barrier(std::uint8_t noc = noc_index, EMU_PLACE) {
     EMU_HERE;
-    emu_noc_write_barrier(noc, emulator_all_tags);
+    emu_noc_write_barrier(noc);
 }
 inline void noc_async_writes_flushed(std::uint8_t noc = noc_index, EMU_PLACE) {
     EMU_HERE;
-    emu_noc_writes_flushed(noc, emulator_all_tags);
+    emu_noc_writes_flushed(noc);
 }
 inline void noc_async_atomic_barrier(std::uint8_t noc = noc_index, EMU_PLACE) {
     EMU_HERE;
@@ -184,7 +184,7 @@ inline void noc_async_atomic_barrier(std::uint8_t noc = noc_index, EMU_PLACE) {
 inline void noc_async_full_barrier(std::uint8_t noc = noc_index, EMU_PLACE) {
     EMU_HERE;
     emu_noc_read_barrier(noc, emulator_all_tags);
-    emu_noc_write_barrier(noc, emulator_all_tags);
+    emu_noc_write_barrier(noc);
     emu_noc_atomic_barrier(noc);
 }
 template <int dst_type = 0, bool posted = false, bool flush = true>

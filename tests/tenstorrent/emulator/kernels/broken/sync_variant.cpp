@@ -106,6 +106,31 @@ void kernel_main() {
         noc_async_read(tensor.get_noc_addr(0), page, 64);
         noc_async_read_barrier();
     }
+#elif defined(READS_ON_OTHER_NOC)
+    for (uint32_t i = 0; i < 4; i++) {
+        word[i] = 5;
+    }
+    noc_async_read(get_noc_addr(my_x[1], my_y[1], page, 1), page + 64, 16, 1);
+    noc_async_read_barrier(0);
+    word[0] = word[16];
+#elif defined(WRITES_WORD_OUTSIDE) || defined(SETS_OUTSIDE) || defined(SETS_ALL_OUTSIDE) || \
+    defined(ADDS_OUTSIDE)
+    // no buffer is that far up in the last core's L1
+    constexpr uint32_t outside = 0x100000;
+    if (me == 0) {
+#if defined(WRITES_WORD_OUTSIDE)
+        noc_inline_dw_write(get_noc_addr(x1, y1, outside), 7);
+#elif defined(SETS_OUTSIDE)
+        noc_semaphore_set_remote(get_semaphore(0), get_noc_addr(x1, y1, outside));
+#elif defined(SETS_ALL_OUTSIDE)
+        noc_semaphore_set_multicast(get_semaphore(0), get_noc_multicast_addr(x0, y0, x1, y1, outside),
+                                    cores - 1);
+#else
+        noc_semaphore_inc_multicast(get_noc_multicast_addr(x0, y0, x1, y1, outside), 1, cores - 1);
+        noc_async_atomic_barrier();
+#endif
+        noc_async_write_barrier();
+    }
 #elif defined(PLAIN_STORE)
     // not a mistake: a core may store to its own semaphore, and poll it
     if (me == 0) {

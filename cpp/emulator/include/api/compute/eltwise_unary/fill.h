@@ -12,5 +12,5 @@ inline void fill_tile(std::uint32_t dst, float value, EMU_PLACE) {
     EMU_HERE;
     std::uint32_t bits;
     __builtin_memcpy(&bits, &value, 4);
-    emu_sfpu_unary(emulator::SFPU_FILL, dst, bits, 0);
+    emu_sfpu_unary(emulator::SFPU_FILL, dst, bits);
 }

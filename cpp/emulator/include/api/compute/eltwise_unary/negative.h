@@ -9,5 +9,5 @@ inline void negative_tile_init(EMU_PLACE) {
 }
 inline void negative_tile(std::uint32_t dst, EMU_PLACE) {
     EMU_HERE;
-    emu_sfpu_unary(emulator::SFPU_NEGATIVE, dst, 0, 0);
+    emu_sfpu_unary(emulator::SFPU_NEGATIVE, dst, 0);
 }

@@ -11,5 +11,5 @@ inline void recip_tile_init(EMU_PLACE) {
 template <bool approximate = false, bool fp32 = DST_ACCUM_MODE>
 inline void recip_tile(std::uint32_t dst, EMU_PLACE) {
     EMU_HERE;
-    emu_sfpu_unary(emulator::SFPU_RECIP, dst, 0, 0);
+    emu_sfpu_unary(emulator::SFPU_RECIP, dst, 0);
 }
