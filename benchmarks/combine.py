@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric
+from command_line import write as write_json
 
 from ttnn_moe.contract import Placement
 from ttnn_moe.cuda.combine.few import FewCombinePlan, FewDispatchPlan
@@ -260,7 +261,7 @@ def join(gpu: int, gpus: int) -> None:
 def write(path: str, gpus: int, rows: list[dict[str, Any]]) -> None:
     """A JSON of results, and where they were measured."""
     where = {"device": f"{gpus} x {torch.cuda.get_device_name()}", "torch": torch.__version__}
-    Path(path).write_text(json.dumps(where | {"rows": rows}, indent=1) + "\n")
+    write_json(Path(path), where | {"rows": rows})
 
 
 def process(gpu: int, gpus: int, options: argparse.Namespace) -> None:

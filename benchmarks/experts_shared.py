@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
 import math
 import statistics
 import time
@@ -22,6 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from command_line import check_file, run_script, write
 from need_gpu import need_gpu
 from qwen3_engine import draw
 
@@ -130,6 +130,7 @@ def main(
 ) -> None:
     """Measure on every rank; rank 0 prints and writes."""
     need_gpu()
+    check_file(json_file)
     begun = time.perf_counter()
     ranks = start("cuda", timeout)
     shape = PRESETS["qwen3-30b-a3b"]
@@ -165,11 +166,12 @@ def main(
                     lambda: ExpertsQwen3(config, "auto", split, ranks.turns, run), torch.bfloat16, ranks.device
                 )
 
-            row |= timed(ranks, make, requests, rounds, say)
+            if row.get("equal", True):
+                row |= timed(ranks, make, requests, rounds, say)
             data["rows"].append(row)
             say(row)
             if ranks.rank == 0 and json_file is not None:
-                json_file.write_text(json.dumps(data, indent=1) + "\n")
+                write(json_file, data)
             gc.collect()
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
@@ -179,4 +181,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

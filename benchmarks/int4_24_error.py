@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-import typer
+from command_line import run_script
 from rich.console import Console
 from torch import Tensor
 
@@ -138,4 +138,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

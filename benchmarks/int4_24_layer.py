@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from command_line import check_file, run_script
 from layer_run import measure_layers, say
 from need_gpu import need_gpu
 
@@ -69,6 +70,7 @@ def main(
 ) -> None:
     """Measure, write JSON, print tables."""
     need_gpu()
+    check_file(json_file)
     started = time.monotonic()
     chosen = [*implementations(family), *(Ahead(int(word)) for word in ahead.split(",") if word)]
     options = Options("cuda", rounds, seconds, sets, 0, deadline=started + limit, say=say)
@@ -78,4 +80,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

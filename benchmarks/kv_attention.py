@@ -29,6 +29,7 @@ from typing import Annotated
 import torch
 import torch.nn.functional as F
 import typer
+from command_line import check_file, run_script, write
 from need_gpu import need_gpu
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -278,6 +279,7 @@ def main(
 ) -> None:
     """Measure, and write JSON; a line a case."""
     need_gpu()
+    check_file(json_file)
     counted, lengths = (set(map(int, given.split(","))) for given in (rows, tokens))
     tried: list[bucketed.Plan | None] = [None]
     for given in filter(None, plans.split(",")):
@@ -306,8 +308,8 @@ def main(
         print(json.dumps(case), flush=True)
         results.append(case)
     if json_file is not None:
-        json_file.write_text(json.dumps(results, indent=1) + "\n")
+        write(json_file, results)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

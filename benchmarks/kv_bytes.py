@@ -15,7 +15,7 @@ of so long a piece bf16: from 256 queries on Hopper, 512 elsewhere.
 from __future__ import annotations
 
 import torch
-import typer
+from command_line import run_script
 from kv_attention import HEADS, KV_HEADS, PAGE, D, mixed, tiers_of
 from need_gpu import need_gpu
 
@@ -48,4 +48,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

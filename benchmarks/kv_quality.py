@@ -15,8 +15,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from command_line import run_script, write
 from torch import Tensor
 
+from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.bucketed.cache import BucketedCache
 from ttnn_moe.kv.bucketed.quantise import dequantise, quantise, rotate
 from ttnn_moe.kv.cache import CacheSizes, RowCache
@@ -270,6 +272,8 @@ def main(
     chunk: Annotated[int, typer.Option(help="Tokens of a recall at a time; of a copy an eighth.", min=1)] = 32,
 ) -> None:
     """Measure, print, and write JSON."""
+    if part not in ("error", "tasks", "greedy", "all"):
+        raise RequestError("no such part", got=part, expected="error, tasks, greedy or all")
     torch.set_grad_enabled(False)
     model, tokenizer = load_model(TINY, "reference", "cpu"), Tokenizer.from_directory(TINY).fast
     found: dict[str, Any] = json.loads(out.read_text()) if out is not None and out.is_file() else {}
@@ -285,8 +289,8 @@ def main(
         found["tasks"] = tasks(model, tokenizer, count, chunk)
         found["chunk"] = {"recall": chunk, "copy": max(1, chunk // 8)}
     if out is not None:
-        out.write_text(json.dumps(found, indent=1) + "\n")
+        write(out, found)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from command_line import run_script, write
 from kv_quality import BUDGETS, Uniform, alternating, plain_int4
 from torch import Tensor
 
@@ -191,8 +192,8 @@ def main(
                     typer.echo(json.dumps({**case, "each": prompts}))
                 typer.echo(f"{time.monotonic() - start:.0f} s")
                 if json_file is not None:
-                    json_file.write_text(json.dumps(found, indent=1) + "\n")
+                    write(json_file, found)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -55,4 +55,6 @@ def measure_layers(
         Console(width=200).print(table)
     for name, reason in data["unavailable"].items():
         say(f"not here: {name}: {reason}")
+    for note in report.notes(data):
+        say(note)
     return data

@@ -55,7 +55,7 @@ def moe_layer_all() -> str:
             *layer_table(data, layer, names, names),
             "",
         ]
-    return "\n".join([*lines, told_machine(data)]) + "\n"
+    return "\n".join([*lines, told_machine(data), *told_stop(data)]) + "\n"
 
 
 def peers_h200() -> str:
@@ -103,7 +103,12 @@ def format_layers(weight_format: str, file: str = "") -> str:
         sizes = f"{layer['name']}: E {layer['E']}, K {layer['K']}, H {layer['H']}, I {layer['I']}"
         title = sizes if layer["weight_format"] == "dense" else f"{weight_format}, {sizes}"
         lines += [f"### {title}", "", *layer_table(data, layer, names, []), ""]
-    return "\n".join([*lines, told_machine(data)]) + "\n"
+    return "\n".join([*lines, told_machine(data), *told_stop(data)]) + "\n"
+
+
+def told_stop(data: dict[str, Any]) -> list[str]:
+    """Why a run ended early."""
+    return [f"The run ended early: {data['stopped']}."] if data.get("stopped") else []
 
 
 def over_floor(row: dict[str, Any], machine: dict[str, Any]) -> float:

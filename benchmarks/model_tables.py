@@ -7,6 +7,9 @@ from typing import Any
 
 from table_text import results, table_head, table_row
 
+LEAST = 0.9
+"""Share of first tokens as vLLM's, below which no table is made."""
+
 
 def qwen3_sm80() -> str:
     """Milliseconds of the whole model, every kernel compiled for sm_80, beside the GPU's own kernels."""
@@ -89,6 +92,7 @@ def vllm_serve(name: str = "vllm_serve.json") -> str:
     """vLLM, with the plug-in's experts and whole model, and this package's engine: throughput, steps, equal tokens."""
     data = results(name)
     rows: list[dict[str, Any]] = data["results"]
+    assert all(row["tokens_as_vllm"]["first"] >= LEAST for row in rows if row["tokens_as_vllm"])
     named = {"vllm": "vLLM", "experts": "`experts`", "model": "`model`", "ours": "this package's engine"}
     kinds = [kind for kind in named if any(row["kind"] == kind for row in rows)]
     best = {kind: max((row for row in rows if row["kind"] == kind), key=lambda row: row["rows"]) for kind in kinds}
@@ -131,6 +135,7 @@ def vllm_ranks() -> str:
             f"decode step, batch {B}, ms", [f"{row['steps_ms'][B]:.2f}" if B in row["steps_ms"] else "" for row in rows]
         )
     base = next((f"{row['split']}_{row['kind']}" for row in rows if row["kind"] == "vllm"), None)
+    assert base is None or all(row["tokens_as"][base]["first"] >= LEAST for row in rows)
     for key, name in (("first", "first"), ("positions", "all")):
         if base is not None:
             line(f"{name} tokens as vLLM's", [f"{row['tokens_as'][base][key]:.1%}" for row in rows])
@@ -197,6 +202,7 @@ def experts_shared(file: str = "experts_shared.json") -> str:
     copies = next(row for row in data["rows"] if row["experts"] == "copies")
     lines = table_head(["experts", "new tokens/s", "beside copies", "GiB of weights a GPU", "freed"])
     for row in data["rows"]:
+        assert row.get("equal", True), "the gate of this row was shut"
         gib, whole = (one["model_bytes"] / 2**30 for one in (row, copies))
         rate, beside = row["new_tokens_per_s"], row["new_tokens_per_s"] / copies["new_tokens_per_s"]
         freed = f"{whole - gib:.1f}" if row is not copies else ""

@@ -19,7 +19,6 @@ from layer_run import measure_layers, say
 from peers import PEERS
 
 from ttnn_moe.arguments import FLOATS
-from ttnn_moe.bench import report
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.floor import measure_ceilings
 from ttnn_moe.bench.implementations import Implementation, device_of, ours
@@ -64,11 +63,7 @@ def main(
         if experts is not None:
             layer = replace(layer, E=experts, K=min(layer.K, experts))
         wanted.append((layer, chosen))
-    data = measure_layers(
-        wanted, points, measure_ceilings(device, FLOATS[dtype]), options, json_file, unavailable=unavailable
-    )
-    for note in report.notes(data):
-        say(note)
+    measure_layers(wanted, points, measure_ceilings(device, FLOATS[dtype]), options, json_file, unavailable=unavailable)
 
 
 def _implementations(device: str, only: str) -> tuple[list[Implementation], dict[str, str]]:
@@ -85,7 +80,9 @@ def _implementations(device: str, only: str) -> tuple[list[Implementation], dict
         else:
             unavailable[implementation.name] = reason
     if not chosen:
-        raise RequestError("nothing to measure", got=f"--only {only}", expected=f"part of {[p.name for p in PEERS]}")
+        here = [one.name for one in [*ours(device), *PEERS]]
+        details = [f"{name}: {reason}" for name, reason in unavailable.items()]
+        raise RequestError("nothing to measure", got=f"--only {only}", expected=f"part of {here}", details=details)
     return chosen, unavailable
 
 

@@ -9,7 +9,7 @@ on a CPU, in half a minute.
 from __future__ import annotations
 
 import torch
-import typer
+from command_line import run_script
 from int4_24_error import error, inputs_of, layers
 from rich.console import Console
 
@@ -74,4 +74,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from command_line import check_file, run_script
 from layer_run import measure_layers, say
 from need_gpu import need_gpu
 from peers import MXFP4_PEERS
@@ -105,6 +106,7 @@ def main(
 ) -> None:
     """Measure, write JSON, print tables."""
     need_gpu()
+    check_file(json_file)
     started = time.monotonic()
     chosen, unavailable = implementations(only)
     options = Options("cuda", rounds, seconds, sets, 0, deadline=started + limit, say=say)
@@ -120,4 +122,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

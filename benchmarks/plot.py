@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from command_line import run_script
 from layer_tables import OURS, over_floor, timed
 from table_text import RESULTS, ROOT, need_matplotlib, results
 
@@ -75,4 +76,4 @@ def main(out: Annotated[Path, typer.Option(help="SVG to write.")] = ROOT / "docs
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

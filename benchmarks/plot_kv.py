@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from command_line import run_script
 from table_text import ROOT, need_matplotlib
 
 RESULTS = ROOT / "benchmarks/results/kv_quality.json"
@@ -60,4 +61,4 @@ def main(out: Annotated[Path, typer.Option(help="SVG to write.")] = ROOT / "docs
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
 import math
 import random
 import statistics
@@ -21,6 +20,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from command_line import check_file, run_script, write
 from need_gpu import need_gpu
 from qwen3_gate import check
 from qwen3_gpu import Backend, Device, Json, Layers, decode, described, make, prompts
@@ -144,6 +144,7 @@ def main(
 ) -> None:
     """Measure, write JSON, print tables."""
     need_gpu(device)
+    check_file(json_file)
     sizes = config_of(config)
     if layers is not None:
         sizes = dataclasses.replace(sizes, num_hidden_layers=layers)
@@ -164,7 +165,7 @@ def main(
 
     def save() -> None:
         if json_file is not None:
-            json_file.write_text(json.dumps(data, indent=1) + "\n")
+            write(json_file, data)
 
     for count, chunk in itertools.product(map(int, filter(None, rows.split(","))), asked):
         start = time.perf_counter()
@@ -176,7 +177,7 @@ def main(
         runs.sort(key=lambda run: run["new_tokens_per_s"])
         pages, most = engine.cache.total, engine.scheduler.chunk.most
         row = {"rows": count, "pages": pages, "prefill_chunk": most, "ready_s": ready}
-        data["served"].append({**row, **runs[len(runs) // 2], "all_s": [run["seconds"] for run in runs]})
+        data["served"].append({**row, **runs[(len(runs) - 1) // 2], "all_s": [run["seconds"] for run in runs]})
         del engine  # its cache, before the next one's
         save()
     for B in map(int, filter(None, steps.split(","))):
@@ -213,4 +214,4 @@ def show(data: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

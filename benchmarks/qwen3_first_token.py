@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import gc
-import json
 import statistics
 import time
 from typing import Annotated, Any
 
 import torch
 import typer
+from command_line import check_file, run_script, write
 from need_gpu import need_gpu
 from qwen3_gate import cache_of, check
 from qwen3_gpu import Device, Json, Layers, described, make, prompts, seconds
@@ -75,6 +75,7 @@ def main(
 ) -> None:
     """Measure and write JSON, a line a case."""
     need_gpu(device)
+    check_file(json_file)
     gate = check(device, ways.split(","), weights, chunk=CHUNK)
     sizes = dataclasses.replace(PRESETS[config], weight_format=weights)
     if layers is not None:
@@ -97,8 +98,8 @@ def main(
                 n, way, f"{1e3 * found['first_s']:.1f} ms; {later} tokens {1e3 * found['later_s']:.1f} ms", flush=True
             )
         if json_file is not None:
-            json_file.write_text(json.dumps(data, indent=1) + "\n")
+            write(json_file, data)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from command_line import check_file, one_of, run_script, write
 from need_gpu import need_gpu
 from older_arch import compile_for
 from qwen3_gate import check
@@ -53,7 +54,7 @@ def described(model: Qwen3Moe, name: str, ceilings: Ceilings, rounds: int) -> di
         "config": name,
         "arch": asked(),
         "layers": model.config.num_hidden_layers,
-        "dtype": "bfloat16",
+        "dtype": str(model.dtype).removeprefix("torch."),
         "weights": model.config.weight_format,
         "rounds": rounds,
     }
@@ -211,6 +212,8 @@ def main(
 ) -> None:
     """Measure, write JSON, print tables."""
     need_gpu(device)
+    check_file(json_file)
+    one_of(config, PRESETS, "config")
     if weights not in FORMATS:
         raise RequestError("no such weights", got=weights, expected=f"one of {list(FORMATS)}")
     sizes = dataclasses.replace(PRESETS[config], weight_format=weights)
@@ -238,7 +241,7 @@ def main(
 
     def save() -> None:
         if json_file is not None:
-            json_file.write_text(json.dumps(data, indent=1) + "\n")
+            write(json_file, data)
 
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -271,4 +274,4 @@ def begin(engine: Engine, texts: list[list[int]]) -> None:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -21,6 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from command_line import check_file, run_script, write
 from need_gpu import need_gpu
 from qwen3_gate import check
 from qwen3_gpu import Device, Json, Layers, decode, described, make
@@ -144,6 +145,7 @@ def main(
 ) -> None:
     """Measure and write JSON, a line a case. Of each case, the best of its turns counts."""
     need_gpu(device)
+    check_file(json_file)
     sizes = PRESETS[config]
     if layers is not None:
         sizes = dataclasses.replace(sizes, num_hidden_layers=layers)
@@ -168,8 +170,8 @@ def main(
             if device == "cuda":
                 torch.cuda.empty_cache()
             if json_file is not None:
-                json_file.write_text(json.dumps(data, indent=1) + "\n")
+                write(json_file, data)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

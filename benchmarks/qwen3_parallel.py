@@ -12,7 +12,6 @@ goes to all experts, every token must be.
 from __future__ import annotations
 
 import dataclasses
-import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -24,6 +23,7 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
+from command_line import check_file, run_script, write
 from need_gpu import need_gpu
 from qwen3_gpu import begin, make, prompts, seconds, traced
 from torch import Tensor
@@ -261,6 +261,7 @@ def main(
 ) -> None:
     """Measure on every rank; rank 0 prints and writes."""
     need_gpu()
+    check_file(json_file)
     begun = time.perf_counter()
     ranks = start("cuda", timeout)
     shape = PRESETS[config]
@@ -281,7 +282,7 @@ def main(
         if ranks.rank == 0:
             print(f"{time.perf_counter() - begun:5.1f}", *what, flush=True)
             if json_file is not None:
-                json_file.write_text(json.dumps(data, indent=1) + "\n")
+                write(json_file, data)
 
     one = PeerMemorySums(ranks, H, V)
     found = {"nccl": Collectives(ranks), "kernels": one}
@@ -364,4 +365,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

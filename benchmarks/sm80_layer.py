@@ -19,6 +19,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from command_line import check_file, run_script
 from layer_run import measure_layers, say
 from need_gpu import need_gpu
 from older_arch import compile_for
@@ -118,6 +119,7 @@ def main(
 ) -> None:
     """Measure, write JSON, print a table."""
     need_gpu()
+    check_file(json_file)
     started, layer = time.monotonic(), PRESETS["qwen3-30b-a3b"]
     asked: dict[WarpTile, WithTile] = {}
     for part in tiles.split():
@@ -139,4 +141,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

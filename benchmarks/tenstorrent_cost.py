@@ -19,8 +19,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
+from command_line import one_of, run_script, write
 from rich.console import Console
 from rich.table import Table
+from table_text import need_matplotlib
 from torch import Tensor
 
 from ttnn_moe import _planner
@@ -281,10 +283,12 @@ def main(
     ] = "bfloat16",
     split: Annotated[bool, typer.Option("--split", help="Every device holds a part of every expert.")] = False,
     json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
-    before: Annotated[Path | None, typer.Option(help="Such figures of earlier kernels, to keep beside them.")] = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them here.")] = None,
 ) -> None:
     """Count what the layer costs one device."""
+    one_of(chips, CHIPS, "chips")
+    if plot is not None:
+        need_matplotlib()
     costs = [
         emulate(chip, int(T), routing, form, split)
         for chip in chips.split(",")
@@ -297,13 +301,11 @@ def main(
         known = {cost.case: cost for cost in (Cost(**row) for row in kept.get("costs", ()))}
         known.update((cost.case, cost) for cost in costs)
         about = {**kept, "E": E, "D": D, "K": K, "H": H, "I": I, "costs": [asdict(cost) for cost in known.values()]}
-        if before is not None:
-            about["before"] = json.loads(before.read_text())["costs"]
-        json_path.write_text(json.dumps(about, indent=1) + "\n")
+        write(json_path, about)
     Console(width=230).print(table(costs))
     if plot is not None:
         draw_plot(costs, plot)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -33,6 +33,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from command_line import run_script, write
 from rich.console import Console
 from rich.table import Table
 
@@ -250,7 +251,7 @@ def main(
         old = [row for row in kept.get("rows", []) if row["where"] != found[0].where]
         kept["rows"] = old + [{**asdict(row), "ratio": round(row.ratio, 1)} for row in found]
     if json_file is not None:
-        json_file.write_text(json.dumps(kept, indent=1) + "\n")
+        write(json_file, kept)
 
 
 def _measured(tokens: list[int], rounds: int, calls: int, enqueue: str, stand_in: Path | None) -> list[Row]:
@@ -281,4 +282,4 @@ def _processor() -> str:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

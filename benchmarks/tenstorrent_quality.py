@@ -10,7 +10,6 @@ them, ttnn's operators in fp32 with bfloat16 results.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,6 +17,7 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import typer
+from command_line import run_script, write
 from torch import Tensor, nn
 
 from ttnn_moe import tenstorrent
@@ -112,7 +112,7 @@ def emulated(formats: str) -> Callable[[Tensor], Tensor]:
 
 
 def correlation(got: Tensor, want: Tensor) -> float:
-    """Of two rows of logits each, the least."""
+    """The median over rows of logits."""
     a, b = (x - x.mean(-1, keepdim=True) for x in (got, want))
     return float((a * b).sum(-1).div(a.norm(dim=-1) * b.norm(dim=-1)).median())
 
@@ -149,8 +149,8 @@ def main(
     """Score every row of formats."""
     found = measure([*ROWS, *EMULATED], examples)
     if out is not None:
-        out.write_text(json.dumps(found, indent=1) + "\n")
+        write(out, found)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from command_line import run_script, write
 
 from ttnn_moe import _planner
 from ttnn_moe.models.qwen3 import PRESETS
@@ -175,8 +176,8 @@ def main(
             rows.append({**asdict(made), "total": made.total, "ms": times})
             print(f"{way.name}, B {B}: {made.total / 1e9:.2f} GB, {times}")
     data["steps"] = {"model": NAME, "mesh": f"1x{D}", "chip": chip, "S": SEQUENCE, "sources": SOURCES, "rows": rows}
-    json_path.write_text(json.dumps(data, indent=1) + "\n")
+    write(json_path, data)
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -10,7 +10,6 @@ spread over processes, which fill Triton's cache.
 from __future__ import annotations
 
 import itertools
-import json
 import multiprocessing
 import os
 import statistics
@@ -22,6 +21,7 @@ from typing import Annotated
 
 import torch
 import typer
+from command_line import check_file, run_script, write
 from need_gpu import need_gpu
 from tune_checks import combined, products, sort_is_wrong
 
@@ -245,6 +245,7 @@ def main(
 ) -> None:
     """Time every tile, print the best of each size, write all times."""
     need_gpu()
+    check_file(json_file)
     E, K, H, I = experts, topk, hidden, intermediate
     counts = [int(T) for T in tokens.split(",") if T]
     chosen = [p for p in products.split(",") if p]
@@ -259,7 +260,7 @@ def main(
             print({name: round(value, 1) if name == "us" else value for name, value in row.items()}, flush=True)
         found.extend(rows)
         if json_file:
-            json_file.write_text(json.dumps(found))
+            write(json_file, found)
 
     for T in counts:
         for m in row_tiles(T, E, K):
@@ -272,4 +273,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -26,6 +26,7 @@ from typing import Annotated, Any
 
 import typer
 import vllm_serve as serve
+from command_line import run_script
 from need_gpu import need_gpu, need_vllm
 
 SPLITS = {"tp": "tensor parallel", "dp": "data parallel, with expert parallelism"}
@@ -333,4 +334,4 @@ def main(
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

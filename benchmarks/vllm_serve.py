@@ -29,6 +29,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from command_line import run_script
+from command_line import write as write_json
 from need_gpu import need_gpu, need_vllm
 from qwen3_engine import draw, spread
 from vllm_models import CONFIGS, OURS_TOO
@@ -172,7 +174,8 @@ def measured(
         served.append(run(todo))
         assert [len(made) for made in served[-1][1]] == [new for _, new in todo], "every request has all its tokens"
         found.update(of_rounds([seconds for seconds, _ in served]))
-        found.update(tokens=served[0][1], tokens_again=agreement(served[0][1], served[-1][1]))
+        again = [agreement(served[0][1], made) for _, made in served[1:]]
+        found.update(tokens=served[0][1], tokens_again=min(again, key=lambda one: one["positions"], default=None))
 
     def step(B: int) -> None:
         texts = [(prompt * 8)[:128] for prompt, _ in todo[:B]]
@@ -372,8 +375,8 @@ def read(json_file: Path | None) -> list[dict[str, Any]]:
 
 def write(json_file: Path, results: list[dict[str, Any]]) -> None:
     bare = [{key: value for key, value in row.items() if key != "tokens"} for row in results]
-    json_file.write_text(json.dumps({"machine": machine(), "results": bare}, indent=1) + "\n")
-    tokens_of(json_file).write_text(json.dumps([row["tokens"] for row in results]))
+    write_json(json_file, {"machine": machine(), "results": bare})
+    write_json(tokens_of(json_file), [row["tokens"] for row in results], indent=None)
 
 
 def machine() -> dict[str, str]:
@@ -385,4 +388,4 @@ def machine() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    run_script(main)

@@ -232,6 +232,12 @@ def why(
     layer = Layer("layer", experts, topk, hidden, intermediate, kind, _format(format))
     counts = _tokens(tokens)
     problems = [layer.problem(T, where) for T in counts]
+    if operators and heads % kv_heads:
+        raise RequestError(
+            "query heads do not share key and value heads evenly",
+            got=f"--heads {heads} --kv-heads {kv_heads}",
+            expected="heads that are a multiple of kv-heads",
+        )
     there = explain.where_operators_run(where) if operators else None  # before anything is printed
     if there is not None and max(counts) > MOST:
         raise RequestError("too many tokens", got=max(counts), expected=f"at most {MOST} with --operators")
@@ -239,6 +245,8 @@ def why(
         typer.echo(f"tensors on {where}: {'a' if here else 'no'} GPU is here")
     explain.print_moe(problems, backend, console)
     if there is not None:
+        if there.type != where:
+            typer.echo(f"no {where} device is here: the other operators are those of tensors on the CPU")
         explain.print_operators(counts, hidden, heads, kv_heads, head_dim, experts, topk, kind, there, console)
 
 

@@ -137,7 +137,7 @@ def why(problem: Problem, name: str = AUTO) -> Why:
         ContractError: no Problem, or name is no text. BackendUnavailable: no backend of that name.
     """
     check_kind(problem, Problem)
-    asked = _asked(name)
+    asked = asked_for(name)
     if asked != AUTO:
         probe(asked)  # raises for a name that is none
     reasons = {other: _reason(other, problem) for other in _TARGETS}
@@ -161,7 +161,7 @@ def check_name(name: object) -> None:
         raise ContractError("backend is no name", got=shown(name), expected=f"one of {[AUTO, *_TARGETS]}")
 
 
-def _asked(name: str) -> str:
+def asked_for(name: str) -> str:
     """The backend of a name, or AUTO.
 
     Raises:
@@ -202,7 +202,7 @@ def choose(problem: Problem, name: str = AUTO) -> Backend:
     Raises:
         BackendUnavailable: which was asked, why it cannot, and which others could. ContractError: name is no text.
     """
-    return _choose(problem, _asked(name))
+    return _choose(problem, asked_for(name))
 
 
 @lru_cache(maxsize=4096)  # a problem names its T, and callers' T vary
@@ -241,7 +241,7 @@ def resolve(name: str = AUTO, device: str | None = None) -> str:
     Raises:
         BackendUnavailable: not here, or no such backend.
     """
-    name = _asked(name)
+    name = asked_for(name)
     if name == AUTO:
         here = [candidate for candidate in _TARGETS if probe(candidate).available]
         if device is None:

@@ -83,7 +83,7 @@ def bench(
         request.quiet()
     else:
         options.refuse(backend)
-        _check_memory(needed, place, batch)
+        _check_memory(needed, place, batch, random_weights)
     start = time.perf_counter()
     network: LanguageModel
     if random_weights:
@@ -121,8 +121,9 @@ def bench(
         "warm_up_s": warm_up_s,
         "time_to_first_token_s": stats.first_token_s,
         "prefill_tokens_per_s": prompt_tokens / stats.first_token_s,
-        "tokens_per_s_user": stats.tokens_per_s_user,
-        "tokens_per_s": stats.tokens_per_s,
+        # None: the first token was the last
+        "tokens_per_s_user": stats.tokens_per_s_user if stats.decode_steps else None,
+        "tokens_per_s": stats.tokens_per_s if stats.decode_steps else None,
     }
     rows = {
         "weights": f"{needed['weights'] / 2**30:.2f} GiB",
@@ -185,15 +186,16 @@ def memory_needed(
     }
 
 
-def _check_memory(needed: dict[str, int], device: torch.device, batch: int) -> None:
+def _check_memory(needed: dict[str, int], device: torch.device, batch: int, made: bool) -> None:
     free, total = free_bytes(device), sum(needed.values())
     if total > free:
         parts = ", ".join(f"{name} {value / 2**30:.1f}" for name, value in needed.items())
+        lower = ["--layers"] * made + ["--batch"] * (batch > 1) + ["--prompt-len"]
         raise RequestError(
             f"this does not fit the memory of {device}",
             got=f"a need of {total / 2**30:.1f} GiB ({parts})",
             expected=f"at most {free / 2**30:.1f} GiB, what is free now",
-            remedy="lower --layers" + (", --batch" if batch > 1 else "") + " or --prompt-len, or use a larger device",
+            remedy=f"lower {' or '.join(lower)}, or use a larger device",
         )
 
 

@@ -219,6 +219,8 @@ def test_bench_of_a_size_without_weights(tmp_path: Path, directory: Path, capsys
     assert (figures["layers"], figures["batch"], figures["backend"]) == (2, 2, "reference")
     for name in ("load_s", "warm_up_s", "time_to_first_token_s", "tokens_per_s_user", "tokens_per_s"):
         assert figures[name] > 0
+    assert bench.main([*args[:-1], "1", "--random-weights", "--json", str(file)]) == 0
+    assert json.loads(file.read_text())["tokens_per_s"] is None, "no step was timed"
     assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["figures.json"]
     assert "time to first token" in capsys.readouterr().out
 

@@ -116,7 +116,7 @@ def bad_input_is_refused() -> None:
         routing = tenstorrent.DeviceRouting(given["ids"], given["weights"])
         with refused(message, name):
             ttnn_moe.moe(given["hidden"], routing, there, out=given["out"])
-    with refused("routing is not on the device", "torch routing"):
+    with refused("routing is of another kind", "torch routing"):
         ttnn_moe.moe(hidden, Routing.from_topk(layer.ids, layer.weights, 8), there)
     with refused("run on one backend", "backend"):
         ttnn_moe.moe(hidden, tenstorrent.DeviceRouting(ids, weights), there, backend="cuda")

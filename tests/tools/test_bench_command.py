@@ -152,6 +152,34 @@ def test_the_command_prints_a_table(monkeypatch, capsys) -> None:
     assert "GB/s read" in out
 
 
+def test_a_pipe_loses_no_cell(monkeypatch, capsys) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
+    tokens = [*range(1, 9), 64]
+    assert run(monkeypatch, "bench", "--tokens", ",".join(map(str, tokens)), *SIZES, "--rounds", "1") == 0
+    assert "…" not in capsys.readouterr().out
+
+
+def test_a_shut_gate_is_a_failed_check(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(command.report, "document", _wrong(command.report.document))
+    assert run(monkeypatch, "bench", "--tokens", "1", *SIZES, "--device", "cpu") == 1
+    assert "not everything could be measured" in capsys.readouterr().err
+
+
+def _wrong(document):
+    def changed(*args):
+        data = document(*args)
+        data["rows"][0] |= {"status": "wrong", "reason": "off"}
+        return data
+
+    return changed
+
+
+def test_the_command_asks_the_environment_for_a_backend(monkeypatch, capsys) -> None:
+    monkeypatch.setenv("TTNN_MOE_BACKEND", "nope")
+    assert run(monkeypatch, "bench", "--tokens", "1", *SIZES) == 2
+    assert "TTNN_MOE_BACKEND" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("dtype", ["bf16", "fp16", "fp32"])
 def test_the_command_prints_json(monkeypatch, capsys, dtype: str) -> None:
     assert run(monkeypatch, "bench", "--tokens", "7", *SIZES, "--dtype", dtype, "--backend", "reference", "--json") == 0
@@ -183,7 +211,8 @@ def test_the_command_refuses_in_one_message(monkeypatch, capsys, args: list[str]
 
 def test_points() -> None:
     assert points_of("1, 32,4096s") == [Point(1), Point(32), Point(4096, True)]
-    for wrong in ("", "s", "-1", "1,,2", "٣"):
+    assert points_of("2,2,2s") == [Point(2), Point(2, True)], "each is measured once"
+    for wrong in ("", "s", "-1", "1,,2", "1 2", "٣"):
         with pytest.raises(RequestError, match="cannot be read"):
             points_of(wrong)
 

@@ -15,7 +15,7 @@ import broken_backends
 from command import run
 from own_registry import own_registry
 from processes import run_python
-from ttnn_moe import ContractError, registry
+from ttnn_moe import BackendUnavailable, ContractError, registry
 from ttnn_moe.reference import ReferenceBackend
 from ttnn_moe.selfcheck import contract_cases, parallel_cases, report
 from ttnn_moe.selfcheck.bounds import worst_error
@@ -107,8 +107,13 @@ def test_ascend_on_stand_ins_passes_operator_by_operator() -> None:
 def test_one_process_is_no_rank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "")
     assert parallel_cases.start("cpu") == (0, 1)
-    monkeypatch.setenv("WORLD_SIZE", "two")
-    with pytest.raises(ContractError, match="WORLD_SIZE is no number of processes; got 'two'"):
+    for wrong in ("two", "0"):
+        monkeypatch.setenv("WORLD_SIZE", wrong)
+        with pytest.raises(ContractError, match=f"WORLD_SIZE is no number of processes; got '{wrong}'"):
+            parallel_cases.start("cpu")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(BackendUnavailable, match="no RANK"):
         parallel_cases.start("cpu")
 
 

@@ -125,6 +125,7 @@ def test_the_command_puts_equal_answers_together(gpu: None, monkeypatch: pytest.
     [
         (["--tokens", "999999999999999999"], "too many tokens"),
         (["--tokens", "1", "--device", "hpu"], "torch cannot use this device"),
+        (["--tokens", "1", "--heads", "3"], "query heads do not share"),
     ],
 )
 def test_what_the_operators_refuse_comes_before_any_table(options: list[str], said: str) -> None:

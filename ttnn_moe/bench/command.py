@@ -7,8 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import typer
 from rich.console import Console
 
+from .. import registry
 from ..arguments import FLOATS, names_of
 from ..contract import HIDDEN_DTYPES
 from ..errors import BackendUnavailable, RequestError
@@ -19,6 +21,9 @@ from .implementations import device_of, ours
 from .layer import Layer, fit, free_bytes
 from .measure import Options, Point, Result, measure_layer
 
+_WIDE = 250
+"""Columns in a pipe, where rich would take 80, and lose cells."""
+
 
 def points_of(tokens: str) -> list[Point]:
     """From "1,32,4096s": numbers of tokens, those with an s skewed.
@@ -27,12 +32,12 @@ def points_of(tokens: str) -> list[Point]:
         RequestError: something else.
     """
     points = []
-    for word in tokens.replace(" ", "").split(","):
+    for word in map(str.strip, tokens.split(",")):
         T = natural(word.removesuffix("s"))
         if not T:
             raise RequestError("tokens cannot be read", got=repr(word), expected="numbers from 1 on, as in 1,32,4096s")
         points.append(Point(T, word.endswith("s")))
-    return points
+    return list(dict.fromkeys(points))
 
 
 def bench(
@@ -42,28 +47,33 @@ def bench(
 
     Raises:
         ContractError, RequestError: sizes that make no sense or do not fit, before memory is taken.
-        BackendUnavailable: the backend or the device is not here. RequestError: nothing could be timed.
+        BackendUnavailable: the backend or the device is not here. typer.Exit: something failed, or is wrong.
     """
+    backend = registry.asked_for(backend)
     points, layer, options = _asked(layer, tokens, dtype, backend, device, rounds, seed)
     data = run(layer, points, backend, options)
     if as_json:
         print(json.dumps(data, indent=1, allow_nan=False))
     else:
+        console = Console()
+        if not console.is_terminal:
+            console = Console(width=_WIDE)
         for table in report.tables(data):
-            Console().print(table)
+            console.print(table)
         here = data["machine"]
-        Console().print(
+        console.print(
             f"{here['name']}; floor: {here['read_bytes_per_s'] / 1e9:.1f} GB/s read, "
-            f"{here['flops_per_s'] / 1e12:.2f} TFLOP/s; medians of "
+            f"{here['flops_per_s'] / 1e12:.2f} TFLOP/s; medians of up to "
             f"{max((row.get('samples', 0) for row in data['rows']), default=0)} rounds",
             highlight=False,
         )
         for note in report.notes(data):
-            Console().print(note, highlight=False, markup=False)
+            console.print(note, highlight=False, markup=False)
     bad = [row for row in data["rows"] if row["status"] in ("wrong", "failed")]
     if bad:
         told = "; ".join(f"{r['implementation']}, {r['mode']}, T={r['T']}: {r['status']}: {r['reason']}" for r in bad)
-        raise RequestError(f"not everything could be measured: {told}")
+        Console(stderr=True).print(f"not everything could be measured: {told}", highlight=False, markup=False)
+        raise typer.Exit(1)
 
 
 def tune(layer: Layer, tokens: str, dtype: str, device: str | None, rounds: int, seed: int) -> None:

@@ -18,7 +18,7 @@ from ..parallel import ExpertParallel
 from ..parallel.exchanges import EXCHANGES, Topology, agreement
 from ..parallel.exchanges.npu_limits import RANKS_OF_A_SERVER
 from ..parallel.exchanges.npu_plan import plan
-from ..parallel.ranks import own_device
+from ..parallel.ranks import check_launched, own_device
 from ..sizes import natural
 from .bounds import BOUND
 from .check import Check, repeated
@@ -32,19 +32,22 @@ def start(device: str) -> tuple[int, int]:
     """(rank, number of ranks): under torchrun torch.distributed is started on this rank's device; else (0, 1).
 
     Raises:
-        BackendUnavailable: see own_device. ContractError: WORLD_SIZE is no number.
+        BackendUnavailable: see own_device; or other variables of torchrun are missing. ContractError: WORLD_SIZE is no
+            number of processes.
     """
     said = os.environ.get("WORLD_SIZE") or "1"
     size = natural(said)
-    if size is None:
+    if not size:
         raise ContractError(
             "WORLD_SIZE is no number of processes",
             got=repr(said),
-            expected="a whole number",
+            expected="a whole number from 1 on",
             remedy="unset it, or start the processes with torchrun",
         )
     if size == 1:
         return 0, 1
+    if not dist.is_initialized():
+        check_launched()
     if device != "cpu":
         own_device(device)
     if not dist.is_initialized():

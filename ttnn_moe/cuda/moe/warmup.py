@@ -83,7 +83,9 @@ def specs_of(
             raise ContractError(
                 "no CUDA C++ kernels run these sizes",
                 got=chosen,
-                remedy="`ttnn-moe why` says what runs them; Triton kernels compile at their first call",
+                remedy="`ttnn-moe why` says what runs them; Triton kernels compile at their first call"
+                if activation == SILU
+                else f"--format mxfp4 for {activation}",
             )
         family, plans = chosen.family, [chosen.plan]
         assert isinstance(family, CudaCpp)

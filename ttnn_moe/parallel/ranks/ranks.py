@@ -178,6 +178,18 @@ class Ranks:
             dist.destroy_process_group()
 
 
+def check_launched() -> None:
+    """Raise BackendUnavailable unless torchrun, or another launcher with its variables, started this process."""
+    absent = [name for name in _LAUNCHED if not os.environ.get(name)]
+    if absent:
+        raise BackendUnavailable(
+            "this process is none of several ranks",
+            got=f"no {', '.join(absent)} in the environment",
+            expected="the variables that torchrun sets",
+            remedy="torchrun --nproc-per-node N -m ttnn_moe ...",
+        )
+
+
 def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:
     """The ranks that torchrun, or another launcher with its variables, started.
 
@@ -190,14 +202,7 @@ def start(device: str = "cpu", timeout: float = 60.0) -> Ranks:
         BackendUnavailable: no launcher started this process; the ranks cannot reach each other; or this rank has no
             device of its own. ContractError: another device, or a timeout that is none. Others: as Ranks.
     """
-    absent = [name for name in _LAUNCHED if not os.environ.get(name)]
-    if absent:
-        raise BackendUnavailable(
-            "this process is none of several ranks",
-            got=f"no {', '.join(absent)} in the environment",
-            expected="the variables that torchrun sets",
-            remedy="torchrun --nproc-per-node N -m ttnn_moe ...",
-        )
+    check_launched()
     if not isinstance(device, str) or device not in COLLECTIVES:
         raise ContractError("no collectives for this device", got=shown(device), expected=f"one of {list(COLLECTIVES)}")
     timeout = seconds("timeout", timeout)
