@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from functools import partial
 
@@ -17,6 +18,7 @@ from operator_calls import CALLS, LEAVES, E, Given, H, K, T, given
 from ttnn_moe import ContractError, Experts, Placement, Problem, Routing
 from ttnn_moe.backend import Prepared
 from ttnn_moe.errors import GradientsRefused, TtnnMoeError
+from ttnn_moe.reference import PreparedReference, ReferenceBackend
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::torch.jit.TracerWarning")
 ways = pytest.mark.parametrize("way", CALLS)
@@ -230,6 +232,22 @@ def test_the_stand_in_of_another_backend_refuses_alike() -> None:
 @pytest.mark.parametrize("way", ["moe out", "down added", "prepared out"])
 def test_a_write_to_out_is_seen_by_who_saved_it(way: str) -> None:
     """As with torch's own in-place operators; a kernel that writes through an address would not be seen."""
+    _check_seen(way)
+
+
+@pytest.mark.parametrize("way", ["moe out", "down added", "prepared out"])
+def test_a_write_through_an_address_is_seen_too(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(*given: object, **_: object) -> None:
+        out = next(tensor for tensor in reversed(given) if isinstance(tensor, Tensor))
+        ctypes.memset(out.data_ptr(), 0, out.nbytes)
+
+    monkeypatch.setattr(ReferenceBackend, "moe", write)
+    monkeypatch.setattr(ReferenceBackend, "down_projection", write)
+    monkeypatch.setattr(PreparedReference, "_run", write)
+    _check_seen(way)
+
+
+def _check_seen(way: str) -> None:
     call, rows = CALLS[way]
     x, factor = given(rows), torch.ones(T, H, requires_grad=True)
     product = factor * x.out

@@ -87,6 +87,14 @@ def test_a_call_that_does_not_fit_is_refused(alone: Placement, words: str) -> No
         layer(**arguments)
 
 
+def test_experts_that_lie_elsewhere_are_no_renewal(alone: Placement) -> None:
+    layer = ExpertParallel(ALONE, experts_of_all(), alone, backend="reference")
+    other = experts_of_all()
+    moved = replace(other, tensors={name: tensor.clone() for name, tensor in other.tensors.items()})
+    with pytest.raises(ContractError, match="other experts"):
+        layer.renew(moved)
+
+
 def test_one_process_is_the_whole_layer(alone: Placement) -> None:
     hidden, ids, weights = inputs(0, MOST)
     layer = ExpertParallel(ALONE, experts_of_all(), alone, backend="reference")

@@ -25,6 +25,10 @@ class Picky(ReferenceBackend):
         return None if problem.T == 1 else "it runs T = 1 only"
 
 
+class Mine(ReferenceBackend):
+    name = "mine"
+
+
 class Absent(ReferenceBackend):
     name = "absent"
 
@@ -69,6 +73,13 @@ def test_auto_takes_the_first_that_can(others) -> None:
     assert registry.backends()[:3] == ["picky", "absent", "broken"]
     assert registry.choose(Problem(1, 8, 2, 64, 64, torch.float32)).name == "picky"
     assert registry.choose(PROBLEM).name == "reference"
+
+
+def test_a_choice_is_made_again_with_a_new_backend() -> None:
+    with own_registry() as register:
+        assert registry.choose(PROBLEM).name == "reference"
+        register("mine", f"{__name__}:Mine")
+        assert registry.choose(PROBLEM).name == "mine"
 
 
 def test_why_not_lists_reasons_and_remedies(others) -> None:

@@ -98,6 +98,24 @@ def test_a_file_that_is_not_ours_is_not_used(folder: Path, text: str) -> None:
     assert tile(512) == own
 
 
+def test_tiles_of_other_kernels_are_not_used(folder: Path) -> None:
+    own = tile(512)
+    path = Path(tuned.keep(TARGET, [(PROBLEM, OTHER)]) or "")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"kernels": "of another version"}))
+    tuned._entries.cache_clear()
+    assert tile(512) == own
+
+
+def test_what_another_process_kept_meanwhile_stays(folder: Path) -> None:
+    path = Path(tuned.keep(TARGET, [(PROBLEM, OTHER)]) or "")
+    assert tile(512) == OTHER  # read, and kept in memory
+    data = json.loads(path.read_text())
+    data["entries"].append({**data["entries"][0], "T": 4096})
+    path.write_text(json.dumps(data))
+    tuned.keep(TARGET, [(replace(PROBLEM, T=1), OTHER)])
+    assert sorted(entry["T"] for entry in json.loads(path.read_text())["entries"]) == [1, 512, 4096]
+
+
 def test_a_tile_that_the_architecture_cannot_hold_is_not_taken() -> None:
     narrow = Target(gpu_of((8, 6)), ARCHES[8, 6])
     own = tile(512, PROBLEM, narrow)

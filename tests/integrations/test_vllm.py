@@ -256,6 +256,23 @@ def test_ranks_together_are_the_whole(make: Any, held: list[int], ids: torch.dty
     torch.testing.assert_close(total, expected(*given, w13, w2))
 
 
+def test_long_calls_add_to_out_and_another_map_is_noticed(make: Any) -> None:
+    from ttnn_moe.integrations.vllm.adapter import dense
+    from ttnn_moe.integrations.vllm.served import ServedLayer, local_ids
+
+    whole, given = make(FP32), call(45, FP32)
+    w13, w2 = whole.w13_weight.data, whole.w2_weight.data
+    layer = ServedLayer(dense, E, vllm_layers.K, 16, FP32)
+    got = layer(*given, (w13, w2), None, out=torch.ones(45, H), accumulate=True)
+    torch.testing.assert_close(got, 1 + expected(*given, w13, w2))
+    maps = [torch.arange(E, dtype=torch.int32), torch.arange(E, dtype=torch.int32).flip(0)]
+    for expert_map in maps:
+        local = given[0], given[1], local_ids(given[2], expert_map)
+        torch.testing.assert_close(layer(*given, (w13, w2), expert_map), expected(*local, w13, w2))
+    ids = torch.tensor([[0, 2, 3, -1, 99]])
+    assert local_ids(ids, torch.tensor([-1, 0, 1])).tolist() == [[-1, 1, -1, -1, -1]]
+
+
 def test_shards_of_tensor_parallel_ranks_sum_to_the_whole(make: Any) -> None:
     from ttnn_moe.integrations.vllm.adapter import dense
     from ttnn_moe.integrations.vllm.served import ServedLayer

@@ -100,6 +100,9 @@ def test_a_tensor_of_another_form_is_refused(make: Any) -> None:
     parameter = layer.gate_up_proj_blocks
     with pytest.raises(CheckpointError, match="gate_up_proj_blocks has another form"):
         parameter.weight_loader(parameter, tensors["gate_up_proj_blocks"][:, :, :3])
+    scales = layer.gate_up_proj_scales
+    with pytest.raises(CheckpointError, match="gate_up_proj_scales has another form"):
+        scales.weight_loader(scales, tensors["gate_up_proj_scales"].float())
 
 
 def test_what_cannot_be_served_is_an_error(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,6 +51,16 @@ def test_damaged_shards_are_made_again(harm: str, model: Path, plain: Path, out:
     assert files(out) == files(plain)
 
 
+@pytest.mark.parametrize("n", [1, 2, 3, 4])
+def test_each_shards_checksum_is_read(n: int, out: Path) -> None:
+    path = out / f"model-0000{n}-of-00004.safetensors"
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"model-0000{n}.*checksum"):
+        load_model(out)
+
+
 def test_a_disk_that_fills_meanwhile_is_named_and_the_next_run_finishes(
     model: Path, plain: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -93,6 +103,7 @@ def test_each_file_is_on_the_disk_before_it_has_its_name(
     assert len(os.listdir("/proc/self/fd")) == len(before)
     assert seen[2::3] == [out] * (len(seen) // 3)  # a file, its name, the directory
     assert {path.name for path in seen[1::3]} == {*files(out), UNFINISHED}
+    assert seen[-2].name == "config.json", "with it a directory is a checkpoint"
 
 
 def test_an_interrupt_does_not_wait_for_whole_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
