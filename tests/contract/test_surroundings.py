@@ -119,6 +119,14 @@ def test_out_that_shares_memory_is_refused(way: str, name: str) -> None:
     assert torch.equal(x.out, before)
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_out_beside_hidden_in_one_tensor_is_taken(first: int) -> None:
+    x, both = given(), torch.zeros(2, T, H)
+    both[first] = x.rows
+    want = ttnn_moe.moe(x.rows, x.routing, x.experts)
+    assert torch.equal(ttnn_moe.moe(both[first], x.routing, x.experts, out=both[1 - first]), want)
+
+
 def negative(x: Tensor) -> Tensor:
     """The same values behind torch's negative bit."""
     view: Tensor = torch._neg_view(-x)  # type: ignore[attr-defined]

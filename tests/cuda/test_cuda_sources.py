@@ -313,6 +313,13 @@ def test_no_lambda_takes_any_type() -> None:
         assert not re.search(r"\][^;{]*\([^)]*\bauto\b[^)]*\) *\{", path.read_text()), path
 
 
+def test_what_lets_its_successor_start_waits_for_its_predecessor() -> None:
+    """Else kernels after it run while those before it do. The emulator runs one kernel after the other."""
+    texts = {path: path.read_text() for path in ROOT.rglob("*.cu")}
+    lets = {path for path, text in texts.items() if "let_successor_start();" in text}
+    assert lets and not [path.name for path in lets if "wait_for_predecessor();" not in texts[path]]
+
+
 def test_every_source_is_a_kernel_that_some_plan_uses() -> None:
     names = {path.relative_to(ROOT).with_suffix("").as_posix() for path in ROOT.rglob("*.cu")}
     named = {use.spec.name for use in USES}

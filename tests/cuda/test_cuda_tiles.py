@@ -11,13 +11,14 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from cuda_gpus import gpu_of
+from cuda_gpus import gpu_of, pretend
 from triton_offline import SHARED_KIB
-from ttnn_moe import Problem
+from ttnn_moe import Experts, Problem, Routing
 from ttnn_moe.cuda.arch import ARCHES, Arch, Target
 from ttnn_moe.cuda.jit import load
-from ttnn_moe.cuda.moe import sort
+from ttnn_moe.cuda.moe import run, sort
 from ttnn_moe.cuda.moe.families import FAMILIES, choose
+from ttnn_moe.cuda.moe.family import Call
 from ttnn_moe.cuda.moe.pairs import tiles_bound
 from ttnn_moe.cuda.moe.prepared import bytes_of, most_bytes
 from ttnn_moe.cuda.moe.sm80 import SM80
@@ -228,3 +229,22 @@ def test_threads_of_a_combine(H: int, blocks: int, threads: int, monkeypatch: py
 def test_bound_on_tiles_holds_for_every_routing(rows_of: list[int], m: int) -> None:
     used = sum(ceil_div(n, m) for n in rows_of)
     assert used <= tiles_bound(sum(rows_of), len(rows_of), m)
+
+
+@pytest.mark.parametrize("name", [None, "hidden", "out", "gate_up", "down"])
+def test_tensors_at_an_odd_address_run_in_triton(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
+    """The copies of CUDA C++ kernels take 16 bytes at a multiple of 16."""
+    T, K, E, H, I = 40, 2, 8, 128, 64
+    pretend(monkeypatch, gpu_of((9, 0)))
+    run.chosen_of.cache_clear()
+
+    def zeros(at: str, *shape: int) -> torch.Tensor:
+        room = torch.zeros(torch.Size(shape).numel() + 16, dtype=torch.bfloat16)
+        first = -room.data_ptr() // 2 % 8 + (at == name)
+        return room[first : first + torch.Size(shape).numel()].view(shape)
+
+    experts = Experts.dense(zeros("gate_up", E, 2 * I, H), zeros("down", E, H, I))
+    routing = Routing.from_topk(torch.zeros(T, K, dtype=torch.int32), torch.ones(T, K), E)
+    call = Call(zeros("hidden", T, H), routing, experts, zeros("out", T, H), accumulate=False)
+    assert run.chosen_for(call).family.name == ("sm90" if name is None else "triton")
+    run.chosen_of.cache_clear()
