@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -180,10 +181,12 @@ def test_a_combine_that_one_rank_refuses_ends_the_group() -> None:
     case = Case(1, 2, (3, 2), timeout=30.0)
     memory, begin = SharedMemory(case.sizes.layout), time.monotonic()
     memory.detach_name()
+    both = threading.Barrier(2)
 
     def rank(r: int) -> list[object]:
         one, said = Group(SharedMemoryTransport(memory, r), case.sizes, case.placement, case.timeout), []
         sent = one.dispatch(*case.inputs(r))
+        both.wait(case.timeout)  # else the refusal may end a dispatch that the other rank has not left
         x = sent.rows.double() if r == 0 else sent.rows
         for call in (lambda: one.combine(x, sent.meta), lambda: one.dispatch(*case.inputs(r))):
             with pytest.raises((ContractError, PeerStopped)) as error:
