@@ -5,10 +5,16 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from qwen3_gpu_tables import REST
 from table_text import results, table_head, table_row
 
 LEAST = 0.9
 """Share of first tokens as vLLM's, below which no table is made."""
+TIMES = {
+    "steps_ms": "decode step, batch {}, ms",
+    "prefill_ms": "prefill of {} tokens, ms",
+    "rested_prefill_ms": f"prefill of {{}} tokens after {REST} s of rest, ms",
+}
 
 
 def qwen3_sm80() -> str:
@@ -104,9 +110,9 @@ def vllm_serve(name: str = "vllm_serve.json") -> str:
     for count in sorted({row["rows"] for row in rows}, reverse=True):
         here = {row["kind"]: f"{row['new_tokens_per_s']:,.0f}" for row in rows if row["rows"] == count}
         line(f"new tokens/s, {count} rows", here)
-    for key, name in (("steps_ms", "decode step, batch {}, ms"), ("prefill_ms", "prefill of {} tokens, ms")):
-        for size in sorted({size for row in best.values() for size in row[key]}, key=int):
-            found = {kind: best[kind][key][size] for kind in kinds if size in best[kind][key]}
+    for key, name in TIMES.items():
+        for size in sorted({size for row in best.values() for size in row.get(key, {})}, key=int):
+            found = {kind: best[kind][key][size] for kind in kinds if size in best[kind].get(key, {})}
             line(name.format(f"{int(size):,}"), {kind: f"{ms:.2f}" for kind, ms in found.items()})
     for key, name in (("first", "first tokens as vLLM's"), ("positions", "all tokens as vLLM's")):
         equal = {kind: best[kind]["tokens_as_vllm"] for kind in kinds}

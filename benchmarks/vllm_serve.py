@@ -8,8 +8,9 @@
 Qwen3-30B-A3B in bf16 with the random weights of qwen3_gpu.py, or gpt-oss in MXFP4 with random ones. The 256 requests
 are those of qwen3_engine.py, all there at the start; greedy, every request to its last token. Each kind and number of
 rows runs in a process of its own; with --together, vLLM's smaller numbers of rows are set on the scheduler of the
-largest. Steps: whole generations of a batch less those that end with the first token. Tokens of every kind are compared
-with vLLM's.
+largest. Steps: whole generations of a batch less those that end with the first token. Prefills: prompts one after
+another, then each on a rested GPU, which its power limit lets run faster. Tokens of every kind are compared with
+vLLM's.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from command_line import run_script
 from command_line import write as write_json
 from need_gpu import need_gpu, need_vllm
 from qwen3_engine import draw, spread
+from qwen3_gpu_tables import REST
 from vllm_models import CONFIGS, OURS_TOO
 from vllm_random import FORMAT
 
@@ -168,7 +170,7 @@ def measured(
     """
     todo, served = requests(), []
     run([(prompt, 2) for prompt, _ in todo])  # kernels that compile while they serve
-    found: dict[str, Any] = {"steps_ms": {}, "prefill_ms": {}}
+    found: dict[str, Any] = {"steps_ms": {}, "prefill_ms": {}, "rested_prefill_ms": {}}
 
     def round_of_all() -> None:
         served.append(run(todo))
@@ -185,6 +187,11 @@ def measured(
     def prefill(n: int) -> None:
         text = [token for prompt, _ in todo for token in prompt][:n]
         found["prefill_ms"][n] = statistics.median(run([(text, 1)])[0] for _ in range(5)) * 1e3
+        rested = []
+        for _ in range(5):
+            time.sleep(REST)
+            rested.append(run([(text, 1)])[0])
+        found["rested_prefill_ms"][n] = statistics.median(rested) * 1e3
 
     figures = [round_of_all, *(partial(step, B) for B in asked.steps if B <= rows)]
     figures += [partial(prefill, n) for n in asked.prefill if n < longest]

@@ -84,9 +84,10 @@ def test_weights_are_drawn_as_the_engine_draws_them() -> None:
         script("vllm_random").fill({**drawn, "model.layers.0.mlp.shared": drawn["model.norm.weight"]}, 2)
 
 
-def test_a_measurement_by_an_engine_of_fixed_speed() -> None:
+def test_a_measurement_by_an_engine_of_fixed_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every figure of a run, of an engine whose tokens are all 1."""
     serve = script("vllm_serve")
+    monkeypatch.setattr(serve, "REST", 0)
 
     def run(todo: list[tuple[list[int], int]]) -> tuple[float, list[list[int]]]:
         return sum(new for _, new in todo) / 1000, [[1] * new for _, new in todo]
@@ -98,7 +99,7 @@ def test_a_measurement_by_an_engine_of_fixed_speed() -> None:
     found = kept[-1]
     assert found["new_tokens_per_s"] == pytest.approx(1000) and found["tokens_again"]["first"] == 1
     assert {B: round(ms, 6) for B, ms in found["steps_ms"].items()} == {"1": 1.0, "32": 32.0}
-    assert list(found["prefill_ms"]) == ["512"] and len(found["all_s"]) == 2
+    assert found["prefill_ms"] == found["rested_prefill_ms"] == {"512": 1.0} and len(found["all_s"]) == 2
     assert serve.of_rounds([9.0, 2.0, 4.0])["seconds"] == 3 and serve.of_rounds([9.0])["seconds"] == 9
     late: list[Any] = []
     serve.measured(run, 32, 2, asked, serve.OURS, late.append, 0)
@@ -122,7 +123,8 @@ def test_one_engine_measures_all_rows(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_results_are_read_and_tabled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve, tables = script("vllm_serve"), script("model_tables")
     one = {"new_tokens_per_s": 6000.4, "steps_ms": {"1": 2.5}, "prefill_ms": {"4096": 60.0}, "tokens": [[1, 2]]}
-    kinds = {"vllm": {"vllm": "0.22.1"}, "model": {"new_tokens_per_s": 7654.3}, "ours": {"tokens": [[1, 3]]}}
+    rested = {"rested_prefill_ms": {"4096": 55.0}}  # files of before have none
+    kinds = {"vllm": {"vllm": "0.22.1", **rested}, "model": {"new_tokens_per_s": 7654.3}, "ours": {"tokens": [[1, 3]]}}
     rows = [{"kind": kind, "rows": 256, **one, **other} for kind, other in kinds.items()]
     file = tmp_path / "vllm_serve.json"
     serve.write(file, serve.compared(rows))
@@ -132,6 +134,7 @@ def test_results_are_read_and_tabled(tmp_path: Path, monkeypatch: pytest.MonkeyP
     lines = tables.vllm_serve().splitlines()
     assert lines[0] == "|  | vLLM | `model` | this package's engine |" and "| 6,000 | 7,654 | 6,000 |" in lines[2]
     assert "| decode step, batch 1, ms | 2.50 | 2.50 | 2.50 |" in lines
+    assert "| prefill of 4,096 tokens after 0.3 s of rest, ms | 55.00 |  |  |" in lines
     assert "| all tokens as vLLM's |  | 100.0% | 50.0% |" in lines
 
 
