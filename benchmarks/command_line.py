@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -22,16 +22,32 @@ def run_script(main: Callable[..., None]) -> None:
         raise SystemExit(f"{Path(sys.argv[0]).stem}: {error}") from None
 
 
-def check_file(path: Path | None, option: str = "--json") -> None:
-    """End before the work where the results cannot be written."""
+def _place(path: Path | None) -> Path | None:
+    """The same; ends before the work where results cannot be written."""
     if path is not None:
-        check_place(path, option)
+        check_place(path, "--json")
+    return path
+
+
+Json = Annotated[Path | None, typer.Option("--json", callback=_place, help="Write the results here, as they come.")]
 
 
 def write(path: Path, data: Any, indent: int | None = 1) -> None:
     """A JSON file, whole or as it was before."""
     with whole_file(path) as part:
         part.write_text(json.dumps(data, indent=indent) + "\n")
+
+
+def numbers(text: str) -> list[int]:
+    """Those of a list that a user gave, such as 1,8,512.
+
+    Raises:
+        RequestError: a word is no number from 1 on.
+    """
+    words = [word for word in text.split(",") if word]
+    if wrong := [word for word in words if not (word.isascii() and word.isdigit() and int(word))]:
+        raise RequestError("a list cannot be read", got=", ".join(wrong), expected="numbers from 1 on, as in 1,8,512")
+    return [int(word) for word in words]
 
 
 def one_of(words: str, known: Any, what: str) -> list[str]:
@@ -42,5 +58,5 @@ def one_of(words: str, known: Any, what: str) -> list[str]:
     """
     found = words.split(",")
     if unknown := [word for word in found if word not in known]:
-        raise RequestError(f"no such {what}", got=", ".join(unknown), expected=f"of {', '.join(known)}")
+        raise RequestError(f"no such {what}", got=", ".join(unknown), expected=f"one or more of {', '.join(known)}")
     return found

@@ -18,16 +18,15 @@ import sys
 import time
 from functools import partial
 from pathlib import Path
-from typing import Annotated
 
 import torch
 import transformers
-import typer
-from command_line import run_script, write
+from command_line import Json, numbers, one_of, run_script, write
 from torch import Tensor
 
 from ttnn_moe import Experts, Routing, moe
-from ttnn_moe.selfcheck.bounds import worst_error
+from ttnn_moe.errors import RequestError
+from ttnn_moe.selfcheck.bounds import POISON, worst_error
 from ttnn_moe.selfcheck.oracle import oracle
 
 E, K, H, I = 128, 8, 2048, 768
@@ -51,8 +50,9 @@ def layer(dtype: torch.dtype) -> torch.nn.Module:
 
 
 def sampled_error(out: Tensor, x: Tensor, ids: Tensor, weights: Tensor, experts: Experts) -> float:
-    """Largest relative error of the last token and seven drawn ones against fp64; infinite if a value is not finite."""
-    if not bool(out.isfinite().all()):
+    """Largest relative error of the last token and seven drawn ones against fp64; infinite if a value is not finite or
+    was not written."""
+    if not bool(out.isfinite().all()) or bool((out == POISON).any()) or bool((out == 0).all(1).any()):
         return float("inf")
     others = torch.randperm(len(x) - 1)[:7].sort().values
     tokens = torch.cat([others, torch.tensor([len(x) - 1])])
@@ -70,22 +70,25 @@ def main(
     dtype: str = "bf16,fp32",
     rounds: int = 5,
     threads: int = 2,
-    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+    json_file: Json = None,
 ) -> None:
     """Measure, print a line for each implementation, write JSON."""
+    if threads < 1 or rounds < 1:
+        raise RequestError("cannot measure this", got=f"rounds {rounds}, threads {threads}", expected="both from 1 on")
+    wanted, dtypes = sorted(numbers(tokens), reverse=True), one_of(dtype, DTYPES, "dtype")
     torch.set_num_threads(threads)
     rows, began = [], time.monotonic()
 
     def say(text: str) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {text}", file=sys.stderr, flush=True)
 
-    for name in dtype.split(","):
+    for name in dtypes:
         say(f"{name}: making weights")
         torch.manual_seed(0)
         held = memory("VmRSS")
         experts = layer(DTYPES[name])
         ours = Experts.dense(experts.gate_up_proj, experts.down_proj)
-        for T in sorted(map(int, tokens.split(",")), reverse=True):
+        for T in wanted:
             x = torch.randn(T, H).to(DTYPES[name])
             weights, ids = torch.rand(T, E).softmax(-1).topk(K)
             weights = weights / weights.sum(-1, keepdim=True)
@@ -102,6 +105,7 @@ def main(
                 for call, run in calls.items():
                     say(f"{name} T={T}: checking {call}")
                     Path("/proc/self/clear_refs").write_text("5")
+                    torch.full_like(x, POISON)  # freed at once: the output gets this memory, or zeros
                     out = run()
                     if call.startswith("ttnn_moe"):
                         peak = memory("VmHWM") - held

@@ -16,12 +16,11 @@ import math
 import statistics
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any
 
 import torch
 import typer
-from command_line import check_file, run_script, write
+from command_line import Json, run_script, write
 from need_gpu import need_gpu
 from qwen3_engine import draw
 
@@ -126,11 +125,10 @@ def main(
     runs: Annotated[str, typer.Option(help="Exchanges, or copies.")] = f"{COPIES},all_to_all,hierarchical",
     gate: bool = True,
     timeout: float = 60.0,
-    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+    json_file: Json = None,
 ) -> None:
     """Measure on every rank; rank 0 prints and writes."""
     need_gpu()
-    check_file(json_file)
     begun = time.perf_counter()
     ranks = start("cuda", timeout)
     shape = PRESETS["qwen3-30b-a3b"]

@@ -23,13 +23,12 @@ import statistics
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Annotated
 
 import torch
 import torch.nn.functional as F
 import typer
-from command_line import check_file, run_script, write
+from command_line import Json, numbers, run_script, write
 from need_gpu import need_gpu
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -275,12 +274,11 @@ def main(
     queries: Annotated[str, typer.Option(help="Of a row, at most 8.")] = "1",
     prompts: Annotated[str, typer.Option(help="Tokens of a piece: time these instead.")] = "",
     bf16: Annotated[bool, typer.Option(help="Time bf16 attention too.")] = True,
-    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+    json_file: Json = None,
 ) -> None:
     """Measure, and write JSON; a line a case."""
     need_gpu()
-    check_file(json_file)
-    counted, lengths = (set(map(int, given.split(","))) for given in (rows, tokens))
+    counted, lengths = (set(numbers(given)) for given in (rows, tokens))
     tried: list[bucketed.Plan | None] = [None]
     for given in filter(None, plans.split(",")):
         tried.append(bucketed.Plan(*map(int, given.split(":"))))

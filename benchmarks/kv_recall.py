@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from command_line import run_script, write
+from command_line import Json, run_script, write
 from kv_quality import BUDGETS, Uniform, alternating, plain_int4
 from torch import Tensor
 
@@ -157,7 +157,7 @@ def main(
     only: Annotated[str, typer.Option(help="Names of caches, a list; bf16 always runs.")] = "",
     processes: Annotated[int, typer.Option(help="Rows at a time.")] = 1,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda" if torch.cuda.is_available() else "cpu",
-    json_file: Annotated[Path | None, typer.Option("--json", help="File to write.")] = None,
+    json_file: Json = None,
 ) -> None:
     """Measure, print, and write JSON."""
     skews = skew or [0.0]

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated
 
 import typer
+from command_line import Json, run_script
 from layer_run import measure_layers, say
 from peers import PEERS
 
@@ -24,7 +24,7 @@ from ttnn_moe.bench.floor import measure_ceilings
 from ttnn_moe.bench.implementations import Implementation, device_of, ours
 from ttnn_moe.bench.layer import PRESETS
 from ttnn_moe.bench.measure import Options
-from ttnn_moe.errors import RequestError, TtnnMoeError
+from ttnn_moe.errors import RequestError
 
 DTYPES = ("bf16", "fp16", "fp32")
 TOKENS = "1,8,32,128,512,2048,4096,16384,4096s"
@@ -42,7 +42,7 @@ def main(
     sets: Annotated[int, typer.Option(help="Weight sets that are rotated; fewer where they do not fit.")] = 4,
     seed: Annotated[int, typer.Option(help="Of weights and draws.")] = 0,
     limit: Annotated[float, typer.Option(help="Begin no T after this many seconds.")] = 420.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here, after every T.")] = None,
+    json_file: Json = None,
 ) -> None:
     """Measure, write JSON, print tables."""
     started = time.monotonic()
@@ -86,13 +86,5 @@ def _implementations(device: str, only: str) -> tuple[list[Implementation], dict
     return chosen, unavailable
 
 
-def run() -> None:
-    """Entry point: what a user got wrong is one message."""
-    try:
-        typer.run(main)
-    except TtnnMoeError as error:
-        raise SystemExit(f"moe_layer: {error}") from None
-
-
 if __name__ == "__main__":
-    run()
+    run_script(main)

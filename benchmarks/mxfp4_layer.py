@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import time
 from dataclasses import replace
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from command_line import check_file, run_script
+from command_line import Json, run_script
 from layer_run import measure_layers, say
 from need_gpu import need_gpu
 from peers import MXFP4_PEERS
@@ -102,11 +101,10 @@ def main(
     seconds: Annotated[float, typer.Option(help="About how long the rounds of one T may take.")] = 2.0,
     sets: Annotated[int, typer.Option(help="Weight sets that are rotated; fewer where they do not fit.")] = 4,
     limit: Annotated[float, typer.Option(help="Begin no T after this many seconds.")] = 420.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here, after every T.")] = None,
+    json_file: Json = None,
 ) -> None:
     """Measure, write JSON, print tables."""
     need_gpu()
-    check_file(json_file)
     started = time.monotonic()
     chosen, unavailable = implementations(only)
     options = Options("cuda", rounds, seconds, sets, 0, deadline=started + limit, say=say)

@@ -20,10 +20,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from command_line import check_file, run_script, write
+from command_line import Json, numbers, run_script, write
 from need_gpu import need_gpu
 from qwen3_gate import check
-from qwen3_gpu import Backend, Device, Json, Layers, decode, described, make, prompts
+from qwen3_gpu import Backend, Device, Layers, decode, described, make, prompts
 from rich.console import Console
 from rich.table import Table
 
@@ -144,7 +144,6 @@ def main(
 ) -> None:
     """Measure, write JSON, print tables."""
     need_gpu(device)
-    check_file(json_file)
     sizes = config_of(config)
     if layers is not None:
         sizes = dataclasses.replace(sizes, num_hidden_layers=layers)
@@ -167,7 +166,7 @@ def main(
         if json_file is not None:
             write(json_file, data)
 
-    for count, chunk in itertools.product(map(int, filter(None, rows.split(","))), asked):
+    for count, chunk in itertools.product(numbers(rows), asked):
         start = time.perf_counter()
         engine = Engine(model, count, prompt[1] + new[1], page=page, prefill_chunk=chunk)
         engine.capture()
@@ -180,7 +179,7 @@ def main(
         data["served"].append({**row, **runs[(len(runs) - 1) // 2], "all_s": [run["seconds"] for run in runs]})
         del engine  # its cache, before the next one's
         save()
-    for B in map(int, filter(None, steps.split(","))):
+    for B in numbers(steps):
         data["steps"].append(full_steps(model, B, 128, 128, rounds))
         save()
     show(data)

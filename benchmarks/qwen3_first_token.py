@@ -18,10 +18,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from command_line import check_file, run_script, write
+from command_line import Json, numbers, run_script, write
 from need_gpu import need_gpu
 from qwen3_gate import cache_of, check
-from qwen3_gpu import Device, Json, Layers, described, make, prompts, seconds
+from qwen3_gpu import Device, Layers, described, make, prompts, seconds
 
 from ttnn_moe.bench.floor import measure_ceilings
 from ttnn_moe.kv.formats import PAGED
@@ -75,7 +75,6 @@ def main(
 ) -> None:
     """Measure and write JSON, a line a case."""
     need_gpu(device)
-    check_file(json_file)
     gate = check(device, ways.split(","), weights, chunk=CHUNK)
     sizes = dataclasses.replace(PRESETS[config], weight_format=weights)
     if layers is not None:
@@ -84,7 +83,7 @@ def main(
     ceilings = measure_ceilings(device, model.dtype)
     data: dict[str, Any] = {**described(model, config, ceilings, rounds * turns), "gate": gate, "later": later}
     data["cases"] = []
-    for n in map(int, tokens.split(",")):
+    for n in numbers(tokens):
         runs: dict[str, list[dict[str, Any]]] = {way: [] for way in ways.split(",")}
         for turn in range(turns):
             for way in list(runs)[:: -1 if turn % 2 else 1]:

@@ -21,7 +21,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from command_line import check_file, one_of, run_script, write
+from command_line import Json, numbers, one_of, run_script, write
 from need_gpu import need_gpu
 from older_arch import compile_for
 from qwen3_gate import check
@@ -43,7 +43,6 @@ from ttnn_moe.models.qwen3.weights import randomize
 Layers = Annotated[int | None, typer.Option(help="Keep this many layers only.")]
 Device = Annotated[str, typer.Option(help="cuda, or cpu to try the program.")]
 Backend = Annotated[str, typer.Option(help="What runs the experts.")]
-Json = Annotated[Path | None, typer.Option("--json", help="Write the results here, after every row.")]
 
 
 def described(model: Qwen3Moe, name: str, ceilings: Ceilings, rounds: int) -> dict[str, Any]:
@@ -212,7 +211,6 @@ def main(
 ) -> None:
     """Measure, write JSON, print tables."""
     need_gpu(device)
-    check_file(json_file)
     one_of(config, PRESETS, "config")
     if weights not in FORMATS:
         raise RequestError("no such weights", got=weights, expected=f"one of {list(FORMATS)}")
@@ -246,7 +244,7 @@ def main(
     if folder is not None:
         folder.mkdir(parents=True, exist_ok=True)
     wanted = traces.split(",") if device == "cuda" else []
-    for B in map(int, filter(None, batches.split(","))):
+    for B in numbers(batches):
         row, engine = decode(model, B, prompt, new, rounds, **drawn)
         data["decode"].append({**row, "floor_s": floor["step"](B)})
         save()
@@ -254,7 +252,7 @@ def main(
             begin(engine, prompts(B, prompt, sizes.vocab_size))
             data["traces"][str(B)] = traced(engine.step, 5, folder / f"kernels_{B}.txt" if folder else None)
             save()
-    for n in map(int, filter(None, prefills.split(","))):
+    for n in numbers(prefills):
         row, engine = prefill(model, n, rounds)
         data["prefill"].append({**row, "floor_s": floor["prefill"](n)})
         save()

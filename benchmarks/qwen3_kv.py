@@ -21,10 +21,10 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from command_line import check_file, run_script, write
+from command_line import Json, run_script, write
 from need_gpu import need_gpu
 from qwen3_gate import check
-from qwen3_gpu import Device, Json, Layers, decode, described, make
+from qwen3_gpu import Device, Layers, decode, described, make
 
 from ttnn_moe.bench.floor import measure_ceilings
 from ttnn_moe.errors import RequestError
@@ -145,7 +145,6 @@ def main(
 ) -> None:
     """Measure and write JSON, a line a case. Of each case, the best of its turns counts."""
     need_gpu(device)
-    check_file(json_file)
     sizes = PRESETS[config]
     if layers is not None:
         sizes = dataclasses.replace(sizes, num_hidden_layers=layers)

@@ -23,7 +23,7 @@ from typing import Annotated, Any
 import torch
 import torch.distributed as dist
 import typer
-from command_line import check_file, run_script, write
+from command_line import Json, numbers, run_script, write
 from need_gpu import need_gpu
 from qwen3_gpu import begin, make, prompts, seconds, traced
 from torch import Tensor
@@ -257,11 +257,10 @@ def main(
     alone: Annotated[bool, typer.Option(help="One GPU beside it.")] = True,
     seed: int = 0,
     folder: Annotated[Path | None, typer.Option("--kernels", help="Folder: one traced step of each.")] = None,
-    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+    json_file: Json = None,
 ) -> None:
     """Measure on every rank; rank 0 prints and writes."""
     need_gpu()
-    check_file(json_file)
     begun = time.perf_counter()
     ranks = start("cuda", timeout)
     shape = PRESETS[config]
@@ -287,7 +286,7 @@ def main(
     one = PeerMemorySums(ranks, H, V)
     found = {"nccl": Collectives(ranks), "kernels": one}
     way = Way({name: found[name] for name in ways.split(",")})
-    for T in map(int, filter(None, sizes.split(","))):
+    for T in numbers(sizes):
         data["sums"].append(sums(ranks, one, found["nccl"], T, H))
         say("sum", data["sums"][-1])
     if gate_layers:
@@ -297,7 +296,7 @@ def main(
             part = share(few, Split("tensor", ranks.size, ranks.rank), way)
             for name in way.ways:
                 way.use(name)
-                for T in map(int, gate.split(",")):
+                for T in numbers(gate):
                     logits = near(ranks, few, part, T)
                     data["gate"].append({"way": name, **logits, "wrong": wrong(logits)})
                     say("gate", data["gate"][-1])
@@ -320,7 +319,7 @@ def main(
     say("weights")
     models: dict[str, Qwen3Moe] = {**({"alone": whole} if alone else {}), **dict.fromkeys(way.ways, part)}
     kinds = list(models)
-    for B in map(int, filter(None, batches.split(","))):
+    for B in numbers(batches):
         runs: dict[str, Decoding] = {}
         for kind in kinds:
             if kind != "alone":
@@ -346,7 +345,7 @@ def main(
                 parts = {k: (round(v["us"]), v["kernels"]) for k, v in trace["parts"].items()}
                 say("trace", B, kind, round(trace["us"]), parts)
         del runs
-    for n in map(int, filter(None, prefills.split(","))):
+    for n in numbers(prefills):
         engines, texts = {}, prompts(1, n, kept.vocab_size)
         for kind in kinds:
             if kind != "alone":

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from command_line import check_file, run_script
+from command_line import Json, run_script
 from layer_run import measure_layers, say
 from need_gpu import need_gpu
 from older_arch import compile_for
@@ -115,11 +115,10 @@ def main(
     rounds: Annotated[int, typer.Option(help="Samples of a time, at most.")] = 100,
     seconds: Annotated[float, typer.Option(help="About how long the rounds of one T may take.")] = 3.0,
     limit: Annotated[float, typer.Option(help="Begin no T after this many seconds.")] = 420.0,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write the results here, after every T.")] = None,
+    json_file: Json = None,
 ) -> None:
     """Measure, write JSON, print a table."""
     need_gpu()
-    check_file(json_file)
     started, layer = time.monotonic(), PRESETS["qwen3-30b-a3b"]
     asked: dict[WarpTile, WithTile] = {}
     for part in tiles.split():

@@ -19,7 +19,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from command_line import one_of, run_script, write
+from command_line import Json, one_of, run_script, write
 from rich.console import Console
 from rich.table import Table
 from table_text import need_matplotlib
@@ -282,7 +282,7 @@ def main(
         str, typer.Option(help="With / between: bfloat16, bfloat8_b, bfloat4_b,bfloat8_b.")
     ] = "bfloat16",
     split: Annotated[bool, typer.Option("--split", help="Every device holds a part of every expert.")] = False,
-    json_path: Annotated[Path | None, typer.Option("--json", help="Write the figures here.")] = None,
+    json_file: Json = None,
     plot: Annotated[Path | None, typer.Option(help="Draw them here.")] = None,
 ) -> None:
     """Count what the layer costs one device."""
@@ -296,12 +296,12 @@ def main(
         for routing in routings.split(",")
         for T in tokens.split(",")
     ]
-    if json_path is not None:
-        kept = json.loads(json_path.read_text()) if json_path.exists() else {}
+    if json_file is not None:
+        kept = json.loads(json_file.read_text()) if json_file.exists() else {}
         known = {cost.case: cost for cost in (Cost(**row) for row in kept.get("costs", ()))}
         known.update((cost.case, cost) for cost in costs)
         about = {**kept, "E": E, "D": D, "K": K, "H": H, "I": I, "costs": [asdict(cost) for cost in known.values()]}
-        write(json_path, about)
+        write(json_file, about)
     Console(width=230).print(table(costs))
     if plot is not None:
         draw_plot(costs, plot)

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from command_line import run_script, write
+from command_line import Json, run_script, write
 from rich.console import Console
 from rich.table import Table
 
@@ -233,7 +233,7 @@ def without_enqueue() -> None:
 
 
 def main(
-    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+    json_file: Json = None,
     tokens: Annotated[list[int] | None, typer.Option("--tokens", help="T of a call.", show_default="1, 32")] = None,
     rounds: int = 9,
     calls: Annotated[int, typer.Option(help="Of a round.")] = 200,

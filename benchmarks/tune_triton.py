@@ -16,12 +16,9 @@ import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
-from pathlib import Path
-from typing import Annotated
 
 import torch
-import typer
-from command_line import check_file, run_script, write
+from command_line import Json, run_script, write
 from need_gpu import need_gpu
 from tune_checks import combined, products, sort_is_wrong
 
@@ -241,11 +238,10 @@ def main(
     intermediate: int = 768,
     jobs: int = os.cpu_count() or 1,
     products: str = "gate_up,down",
-    json_file: Annotated[Path | None, typer.Option("--json")] = None,
+    json_file: Json = None,
 ) -> None:
     """Time every tile, print the best of each size, write all times."""
     need_gpu()
-    check_file(json_file)
     E, K, H, I = experts, topk, hidden, intermediate
     counts = [int(T) for T in tokens.split(",") if T]
     chosen = [p for p in products.split(",") if p]

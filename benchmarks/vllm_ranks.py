@@ -26,7 +26,7 @@ from typing import Annotated, Any
 
 import typer
 import vllm_serve as serve
-from command_line import run_script
+from command_line import Json, run_script
 from need_gpu import need_gpu, need_vllm
 
 SPLITS = {"tp": "tensor parallel", "dp": "data parallel, with expert parallelism"}
@@ -291,7 +291,7 @@ def main(
     sizes: Annotated[str, typer.Option(help="Of vLLM's graphs.")] = SIZES,
     load: Annotated[float, typer.Option(help="Seconds for a group to load.")] = 600,
     limit: Annotated[float, typer.Option(help="Seconds to measure one engine.")] = 600,
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write results; tokens lie beside it.")] = None,
+    json_file: Json = None,
     logs: Annotated[Path | None, typer.Option(help="Keep the engines' logs here.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would run.")] = False,
     part: Annotated[Path | None, typer.Option(hidden=True)] = None,

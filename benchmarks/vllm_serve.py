@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from command_line import run_script
+from command_line import Json, numbers, run_script
 from command_line import write as write_json
 from need_gpu import need_gpu, need_vllm
 from qwen3_engine import draw, spread
@@ -288,10 +288,6 @@ def command(kind: str, rows: list[int], options: list[str], folder: Path) -> tup
     return [sys.executable, __file__, "--kinds", kind, "--rows", ",".join(map(str, rows)), *options], environment
 
 
-def numbers(text: str) -> list[int]:
-    return [int(number) for number in text.split(",") if number]
-
-
 def main(
     kinds: Annotated[str, typer.Option(help=f"Of {', '.join(KINDS)}.")] = ",".join(KINDS),
     rows: Annotated[str, typer.Option(help="Requests that run at a time; a list.")] = "32,128,256",
@@ -303,7 +299,7 @@ def main(
     model: Annotated[str, typer.Option(help=f"Of {', '.join(CONFIGS)}.")] = OURS_TOO,
     layers: Annotated[int, typer.Option(help="Of the model; 0: all.")] = 0,
     attention: Annotated[str, typer.Option(help="vLLM's --attention-backend; default: its choice.")] = "",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Add to this file; tokens lie beside it.")] = None,
+    json_file: Json = None,
     together: Annotated[bool, typer.Option("--together", help="One engine a kind of vLLM, for all rows.")] = False,
     limit: Annotated[float, typer.Option(help="Seconds after which a process begins no figure; 0: any.")] = 0,
     sizes: Annotated[str, typer.Option(help="Of vLLM's graphs; default: its own, which take longer to capture.")] = "",

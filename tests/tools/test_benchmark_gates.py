@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch
 from benchmark_scripts import script
 from paths import ROOT
 from ttnn_moe import Experts, Routing
+from ttnn_moe.errors import RequestError
 
 ROW = {"T": 300, "E": 128, "K": 8, "close": 0.99, "median": 0.006, "same_bits": True}
 
@@ -108,3 +111,43 @@ def test_without_matplotlib_the_error_has_one_line(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(text, "find_spec", lambda name: None)
     with pytest.raises(SystemExit, match="pip install"):
         text.need_matplotlib()
+
+
+def test_lists_that_a_user_gave() -> None:
+    numbers = script("command_line").numbers
+    assert numbers("1,32,8") == [1, 32, 8] and numbers("") == []
+    for text in ("1,x", "0", "-1", "1.5", "²"):
+        with pytest.raises(RequestError, match=f"got {re.escape(text.removeprefix('1,'))}; expected numbers from 1 on"):
+            numbers(text)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--json", "none/a.json"], "none/a.json cannot be written; got no folder none"),
+        (["--tokens", "1,x"], "a list cannot be read; got x"),
+        (["--dtype", "bf16,fp8"], "no such dtype; got fp8; expected one or more of bf16, fp32"),
+        (["--rounds", "0"], "cannot measure this; got rounds 0, threads 2"),
+    ],
+)
+def test_a_script_ends_in_one_line_before_its_work(
+    options: list[str], words: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    cpu_layer = script("cpu_layer")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cpu_layer, "layer", lambda dtype: pytest.fail("the work began"))
+    monkeypatch.setattr(sys, "argv", ["benchmarks/cpu_layer.py", *options])
+    with pytest.raises(SystemExit, match=f"^cpu_layer: {words}"):
+        script("command_line").run_script(cpu_layer.main)
+
+
+def test_an_output_of_which_a_part_was_not_written() -> None:
+    cpu_layer = script("cpu_layer")
+    experts = Experts.dense(torch.randn(2, 16, 8), torch.randn(2, 8, 8))
+    x, ids, weights = torch.randn(9, 8), torch.zeros(9, 1, dtype=torch.int32), torch.ones(9, 1)
+    right = cpu_layer.own_call(x, ids, weights, experts)
+    assert cpu_layer.sampled_error(right, x, ids, weights, experts) < 1e-5
+    for value in (0, cpu_layer.POISON, float("nan")):
+        out = right.clone()
+        out[3] = value
+        assert cpu_layer.sampled_error(out, x, ids, weights, experts) == float("inf")
