@@ -86,7 +86,7 @@ class Workspace:
         self._of_stream: dict[int, Scratch] = {}
 
     def scratch(self) -> Scratch:
-        """That of the current stream. A captured graph keeps that of the stream that captured it."""
+        """That of the current stream. A captured graph uses that of the stream that captured it."""
         stream = 0 if self._index is None else torch._C._cuda_getCurrentRawStream(self._index)
         found = self._of_stream.get(stream)
         if found is None:
