@@ -23,6 +23,7 @@ from .warmup import compile_up_to
 
 _ALIGN = 512
 _SHARED: weakref.WeakValueDictionary[tuple[object, ...], Workspace] = weakref.WeakValueDictionary()
+_MAKING = Lock()
 
 
 def bytes_of(scratch: tuple[Buffer, ...]) -> int:
@@ -96,9 +97,10 @@ class Workspace:
     @classmethod
     def of(cls, problem: Problem, device: torch.device, sums: bool, in_turn: Hashable = False) -> Workspace:
         key = (problem, device, sums, in_turn)
-        found = _SHARED.get(key)
-        if found is None:
-            found = _SHARED[key] = cls(*key)
+        with _MAKING:
+            found = _SHARED.get(key)
+            if found is None:
+                found = _SHARED[key] = cls(*key)
         with found.turn:
             found.scratch()
         return found
