@@ -78,7 +78,8 @@ def prepare(
     the result is its partial sum.
 
     Threads may share a layer. On a CPU their calls take turns. On a GPU each stream has workspace of its own, made at
-    its first call, which layers of one problem share; a captured graph keeps that of the stream that captured it.
+    its first call, which layers of one problem share. A captured graph uses that of the stream that captured it: keep
+    the layer as long as the graph, and replay graphs of one stream one after the other.
 
     A layer is for inference: a call that autograd or a tracer would record raises ContractError.
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from typing import TYPE_CHECKING
 
 from loguru import logger
@@ -31,12 +30,15 @@ def setup() -> None:
     """Silence this package's records unless TTNN_MOE_LOG asks for them. For ttnn_moe/__init__.py, once."""
     logger.disable(_OURS)
     level = os.environ.get(ENV, "")
-    if not level:
+    if not level or sys.stderr is None:  # None: it was closed when Python started
         return
     try:
         enable(level)
     except ContractError as error:  # a slip in a log level must not keep anyone from importing the package
-        warnings.warn(f"{ENV} is ignored: {error}", stacklevel=2)
+        ignored = ContractError(
+            f"{ENV} is ignored", got=error.got, expected=error.expected, remedy=f"correct or unset {ENV}"
+        )
+        print(f"ttnn-moe: warning: {ignored}", file=sys.stderr)
 
 
 def enable(level: str = "debug") -> None:

@@ -217,7 +217,7 @@ class Routing:
         order, counts, keys = self._sort(ids)
         # one spare column takes the pairs that name no expert
         rank = _rank(counts, keys)
-        slot = torch.where(keys < self.E, keys * self.T + rank, self.E * self.T)
+        slot = torch.where(keys < self.E, keys.long() * self.T + rank, self.E * self.T)
         tokens = torch.full((self.E * self.T + 1,), -1, dtype=torch.int32, device=ids.device)
         token_weights = torch.zeros(self.E * self.T + 1, dtype=torch.float32, device=ids.device)
         tokens[slot] = (order // self.K).int()

@@ -14,6 +14,9 @@ from .visible import shown
 MOST_ALIGNED = 1 << 20
 """Largest row_align."""
 
+MOST_ROWS = 2**31 - 1
+"""Rows of a step tensor."""
+
 
 @dataclass(frozen=True, eq=False)
 class PaddedView:
@@ -70,10 +73,18 @@ def step_capacity(T: int, K: int, E: int, row_align: int) -> int:
     """Rows that any routing of T tokens to K of E experts can need when every expert starts aligned.
 
     Raises:
-        ContractError: as check_row_align.
+        ContractError: as check_row_align; more rows than int32 numbers.
     """
     row_align = check_row_align(row_align)
-    return T * K + (row_align - 1) * min(E, T * K)
+    rows = T * K + (row_align - 1) * min(E, T * K)
+    if isinstance(rows, int) and rows > MOST_ROWS:
+        raise ContractError(
+            "the step has too many rows",
+            got=f"T={T}, K={K}, E={E}, row_align={row_align}: {rows} rows",
+            expected=f"at most {MOST_ROWS}, which int32 numbers",
+            remedy="a smaller row_align, or fewer tokens in a call",
+        )
+    return rows
 
 
 def check_row_align(row_align: int) -> int:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import hypothesis.strategies as st
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from routing_draws import padded_by_hand
 from ttnn_moe import ContractError, Placement, Routing
@@ -183,3 +184,28 @@ def test_narrow_integers_do_not_overflow(kind: Any) -> None:
     assert type(got.E) is int and torch.equal(got.padded.num_routed_tokens, want.padded.num_routed_tokens)
     assert got.step_layout(kind(100)).capacity == want.step_layout(100).capacity == 600 + 99 * 100
     assert step_capacity(300, 2, 100, kind(100)) == 600 + 99 * 100
+
+
+def test_slots_of_the_padded_view_are_numbered_in_64_bits() -> None:
+    """E * T may pass 2^31, which needs 16 GB: so the dtypes of the products are looked at."""
+
+    class Products(TorchDispatchMode):
+        found: ClassVar[list[torch.dtype]] = []
+
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            if func is torch.ops.aten.mul.Tensor:
+                self.found.append(out.dtype)
+            return out
+
+    routing = Routing.from_topk(*_topk(), 4)
+    with Products() as products:
+        _ = routing.padded
+    assert torch.int64 in products.found and torch.int32 not in products.found
+
+
+def test_rows_of_steps_that_int32_does_not_number_are_refused() -> None:
+    """A row_align of 2^20 makes so many."""
+    with pytest.raises(ContractError, match=r"too many rows; got T=512, K=4, E=2048, row_align=1048576: 2147483648"):
+        step_capacity(512, 4, 2048, 1 << 20)
+    assert step_capacity(512, 4, 2047, 1 << 20) == 2048 + 2047 * ((1 << 20) - 1) < 2**31

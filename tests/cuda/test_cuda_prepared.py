@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -85,6 +86,20 @@ def test_scratch_goes_with_its_owner(streams: Callable[[int], None]) -> None:
         assert [ref() for ref in held] == [None, None]
     finally:
         gc.enable()
+
+
+def test_layers_prepared_at_the_same_time_share_scratch(monkeypatch: pytest.MonkeyPatch) -> None:
+    make = Workspace.__init__
+
+    def slowly(self: Workspace, *args: object) -> None:
+        time.sleep(0.1)
+        make(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Workspace, "__init__", slowly)
+    pretend(monkeypatch, H200)
+    with ThreadPoolExecutor(2) as pool:
+        one, two = pool.map(lambda _: Workspace.of(PROBLEM, torch.device("cpu"), False), range(2))
+    assert one is two
 
 
 def test_sums_are_fp32_whatever_the_default_is(streams: Callable[[int], None]) -> None:

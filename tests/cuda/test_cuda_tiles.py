@@ -25,7 +25,7 @@ from ttnn_moe.cuda.moe.sm80 import SM80
 from ttnn_moe.cuda.moe.sm80_mxfp4 import MXFP4
 from ttnn_moe.cuda.moe.sort import Sorters, Words
 from ttnn_moe.cuda.moe.sorted import Sorted
-from ttnn_moe.cuda.moe.triton import TRITON_FEW
+from ttnn_moe.cuda.moe.triton import TRITON, TRITON_FEW
 from ttnn_moe.cuda.moe.triton_tiles import few_tiles, shared_memory, sorted_tiles
 from ttnn_moe.cuda.moe.uses import Use
 from ttnn_moe.sizes import ceil_div
@@ -63,6 +63,15 @@ def test_every_plan_fits(problem: Problem, capability: tuple[int, int]) -> None:
     # sums of a tile stay in registers: at most 128 fp32 values a thread
     assert tiles.m * 2 * tiles.gate_up.n <= tiles.gate_up.warps * 32 * 128
     assert min(tiles.m, tiles.gate_up.n, tiles.gate_up.k, tiles.down.n, tiles.down.k) >= 16
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_the_sort_has_no_more_chunks_than_a_grid_takes(dtype: torch.dtype) -> None:
+    target = _target((9, 0))
+    most = Problem(1, 128, 1, 16, 16, dtype)
+    most = replace(most, T=(2**16 - 1) * sorted_tiles(replace(most, T=1 << 20), target.gpu).sort_chunk)
+    assert TRITON.why_not(most, target) is None
+    assert TRITON.why_not(replace(most, T=most.T + 1), target) == f"it sorts up to {most.T} pairs (T * K)"
 
 
 @pytest.mark.parametrize("capability", [(8, 0), (8, 6), (9, 0), (10, 0), (12, 0)])

@@ -200,3 +200,9 @@ def test_what_it_refuses() -> None:
     assert "2^18" in str(kernel.why_not(cuda, logits.new_empty(2, 2**18 + 8), tokens, []))
     assert "contiguous" in str(kernel.why_not(cuda, logits.new_empty(64, 64).t(), tokens, []))
     assert "fp32" in str(kernel.why_not(cuda, logits.double(), tokens, []))
+
+
+def test_the_kernel_writes_int64_tokens_alone() -> None:
+    logits, tokens = torch.zeros(2, 8), torch.zeros(2, dtype=torch.int64)
+    reasons = [kernel.why_not(torch.device("cpu"), logits, given, ()) for given in (tokens, tokens.int())]
+    assert reasons == ["the device is no GPU", "tokens are not int64"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,3 +79,12 @@ def test_code_that_an_older_driver_does_not_take(attributes: list[tuple[Any, ...
     assert "refused common/combine for compute_80 (TOP_K=8) on GPU 0; got CUDA_ERROR_UNSUPPORTED_PTX" in str(told.value)
     assert "an unsupported one (code of nvrtc 13.4); to fix it: update the NVIDIA driver" in str(told.value)
     assert "\n" not in str(told.value)
+
+
+def test_a_kernel_stays_loaded(attributes: list[tuple[Any, ...]]) -> None:
+    """cuda.core unloads code that nobody holds, and a captured graph holds none."""
+    own = lru_cache(**load.kernel.cache_parameters())(load.kernel.__wrapped__)
+    first = own(SPEC, 0)
+    for size in range(1, 5000):
+        own(SPEC, 0, size)
+    assert own(SPEC, 0) is first

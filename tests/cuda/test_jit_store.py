@@ -124,7 +124,7 @@ def test_where_and_how_much(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert limit() == 3 << 20
     for wrong in ("three", "²", "٣", "-1", "9" * 5000):
         monkeypatch.setenv("TTNN_MOE_CACHE_MB", wrong)
-        with pytest.raises(ContractError, match="whole number"):
+        with pytest.raises(ContractError, match="whole number of megabytes; to fix it: .* 512 is"):
             limit()
 
 

@@ -70,6 +70,16 @@ REFUSED = {
         changed("counts", lambda x: x[:1]),
         r"got \[1\] of .*; expected \[2\] of torch.int32",
     ),
+    "payload in steps": ("tiers", changed("payload", lambda x: x.repeat(1, 1, 2, 1)[:, :, ::2]), "payload .*strides"),
+    "scales of one page": ("tiers", changed("scales", lambda x: x[:1].expand(x.shape)), "scales of the tier of 8 bits"),
+    "token_ids in steps": ("tiers", changed("token_ids", lambda x: x.repeat(1, 2)[:, ::2]), "token_ids of the tier"),
+    "counts in steps": (
+        "tiers",
+        changed("counts", lambda x: x.repeat(2)[::2]),
+        r"counts .*strides \[2\]; expected .*row",
+    ),
+    "a table by columns": ("tiers", changed("table", lambda x: torch.cat((x, x), 1).t().contiguous().t()), "table of"),
+    "a table of one line": ("tiers", changed("table", lambda x: x[:1].expand(x.shape)), "table of the tier of 8 bits"),
     "a tier on another device": ("tiers", changed("counts", lambda x: x.to("meta")), "on meta; expected .* on cpu"),
     "int32 rows": (
         "rows",
@@ -104,6 +114,13 @@ def test_what_does_not_fit_is_refused(name: str) -> None:
         given["out"] = None
     with pytest.raises(ContractError, match=words):
         quantized_attention_bucketed(**{**given, which: change(given[which])})
+
+
+def test_a_table_may_be_a_part_of_a_wider_one() -> None:
+    given = arguments()
+    want = quantized_attention_bucketed(**given).clone()
+    given["tiers"] = changed("table", lambda x: torch.cat((x, x), 1)[:, : x.shape[1]])(given["tiers"])
+    assert torch.equal(quantized_attention_bucketed(**given), want)
 
 
 @pytest.mark.parametrize("shape", [(0, 1, HEADS, D), (2, 0, HEADS, D), (2, 1, 0, D)], ids=str)

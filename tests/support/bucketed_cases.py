@@ -31,6 +31,13 @@ def test_mixed_tiers(D: int, heads: int, n: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(got.float(), want, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
 
 
+def test_queries_in_another_order_of_memory() -> None:
+    rows, at = filled(RAGGED, 2, 32, device=DEVICE), torch.tensor([1, 0], device=DEVICE)
+    q = torch.randn(2, 4, 3, 32, device=DEVICE).transpose(1, 2)
+    want = quantized_attention_bucketed(q, rows.tiers, at)
+    torch.testing.assert_close(bucketed_triton.launch(q, rows.tiers, at), want, rtol=2e-5, atol=2e-5)
+
+
 def test_empty_rows_nan_and_padding() -> None:
     rows = filled({3: [20, 40, 40, 40], 16: [0, 1, 0, 1]}, 1, 32, nan=(1, 7), device=DEVICE)
     rows.tiers[0].counts[0] = 0

@@ -265,6 +265,15 @@ def test_other_strides_are_refused() -> None:
         memory = Memory(keys, keys, at, at)
         assert "strides" in (decode.why_not(q, memory) or "")
         assert "strides" in (head_norm_rope.why_not(tensor(1, 8, 64, dtype=torch.bfloat16), memory) or "")
+    memory, heads = Memory(like, like, at, at), tensor(1, 8, 64, dtype=torch.bfloat16)
+    norms = HeadNorms(*(tensor(n, dtype=torch.bfloat16)[:: n // 64] for n in (64, 128)), 1e-6)
+    loose, angles = (tensor(1, 1, n, dtype=torch.bfloat16)[..., :: n // 32] for n in (64, 32))
+    for of, rope, serves in (
+        (HeadNorms(norms.q, norms.q, 1e-6), (angles, angles), True),
+        (norms, (angles, angles), False),
+        (HeadNorms(norms.q, norms.q, 1e-6), (angles, loose), False),
+    ):
+        assert (attention.NORM_ROPE_WRITE.families[0].why_not(at.device, heads, of, rope, memory) is None) == serves
 
 
 @seeds

@@ -108,6 +108,35 @@ def test_few_linear(seed: int, dtype: torch.dtype) -> None:
     assert error(total.cpu(), want_sum) <= BOUND[dtype]
 
 
+@pytest.mark.parametrize("T", [2, 8])
+def test_operands_in_steps_are_read_right(T: int) -> None:
+    """Kernels read contiguous memory, whatever the strides of an operand."""
+    K, E = 64, 8
+    x, turned = (tensor(*shape, dtype=torch.float32) for shape in ((T, K), (K, T)))
+    weight, router = (tensor(N, K, dtype=torch.float32) for N in (K, E))
+    norm, bias = (tensor(2 * K, dtype=torch.float32)[::2] for _ in range(2))
+    calls = [
+        lambda: decoder.rms_norm(x, norm, 1e-6),
+        lambda: decoder.norm_linear(x, norm, 1e-6, weight),
+        lambda: decoder.norm_linear(x, norm.contiguous(), 1e-6, weight, bias),
+        lambda: decoder.norm_linear(turned.t(), norm.contiguous(), 1e-6, weight),
+        lambda: decoder.norm_route(x, norm, 1e-6, router, 2, True)[2],
+        lambda: decoder.norm_route(turned.t(), norm.contiguous(), 1e-6, router, 2, True)[2],
+    ]
+    for number, call in enumerate(calls):
+        with decoder.plain():
+            want = call()
+        assert error(call(), want) <= 1e-5, number
+
+
+@pytest.mark.parametrize("T", [2, 8])
+def test_more_experts_a_token_than_there_are_is_an_error(T: int) -> None:
+    x, norm, weight = (tensor(*shape, dtype=torch.float32) for shape in ((T, 64), (64,), (4, 64)))
+    for call in (lambda: decoder.route(x[:, :4], 5, True), lambda: decoder.norm_route(x, norm, 1e-6, weight, 5, True)):
+        with pytest.raises(RuntimeError, match="out of range"):
+            call()
+
+
 @pytest.mark.skipif(not HOPPER, reason="no GPU runs code of compute capability 9.0 here")
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("seed", range(24))

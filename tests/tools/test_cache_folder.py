@@ -375,3 +375,29 @@ def test_a_folder_that_another_process_makes_meanwhile(tmp_path: Path, monkeypat
     with told():
         kept = CacheFolder(tmp_path).keep("one", lambda part: part.write_text("1"))
     assert kept == tmp_path / "one" and kept.read_text() == "1"
+
+
+def test_nothing_is_made_or_removed_in_a_folder_that_is_not_trusted(tmp_path: Path) -> None:
+    found = {"one", f".one.{'0' * 16}.part", f"two{LOCK}"}
+    for name in found:
+        (tmp_path / name).touch()
+    tmp_path.chmod(0o777)
+    cache = CacheFolder(tmp_path)
+    with told("chmod 700"), cache.lock("three"):
+        assert cache.keep("one", lambda part: pytest.fail("it is written")) is None
+        assert {path.name for path in tmp_path.iterdir()} == found
+
+
+def test_a_lock_is_removed_before_it_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise whoever waits could get it, and lose its file to the one before: two would make the entry."""
+    lock, release, there = tmp_path / f"one{LOCK}", filelock.FileLock.release, list[bool]()
+
+    def released(self: filelock.FileLock, *args: object, **options: object) -> None:
+        there.append(lock.exists())
+        release(self, *args, **options)
+
+    monkeypatch.setattr(filelock.FileLock, "release", released)
+    with pytest.raises(KeyError), CacheFolder(tmp_path).lock("one"):
+        assert lock.exists()
+        raise KeyError
+    assert there and not any(there) and list(tmp_path.iterdir()) == []

@@ -205,10 +205,22 @@ def test_ttnn_moe_log_prints_each_record_once(level: str, ours: int) -> None:
     assert done.stderr.count("another's") == done.stderr.count("the application's") == 1
 
 
-def test_a_wrong_log_level_does_not_keep_anyone_from_importing() -> None:
-    done = python("import ttnn_moe; print('here')", TTNN_MOE_LOG="loud")
-    assert done.stdout == "here\n"
-    assert "TTNN_MOE_LOG" in done.stderr and "'loud'" in done.stderr and "debug" in done.stderr
+@pytest.mark.parametrize("call", [["-c", "import ttnn_moe"], ["-W", "error", "-m", "ttnn_moe", "--version"]])
+def test_a_wrong_log_level_is_one_line(call: list[str]) -> None:
+    done = run_python(*call, without=("TTNN_MOE_", "LOGURU_"), TTNN_MOE_LOG="loud")
+    assert done.returncode == 0
+    assert re.fullmatch(
+        "ttnn-moe: warning: TTNN_MOE_LOG is ignored; got 'loud'; expected one of trace, debug, .*, critical; "
+        "to fix it: correct or unset TTNN_MOE_LOG.\n",
+        done.stderr,
+    )
+
+
+def test_a_log_on_a_closed_stderr_does_not_keep_anyone_from_importing() -> None:
+    """Python makes a stream None that is closed when it starts."""
+    for level in ("debug", "loud"):
+        done = python("import sys; sys.stderr = None; import ttnn_moe; print('here')", TTNN_MOE_LOG=level)
+        assert done.stdout == "here\n"
 
 
 def test_verbose_logs_to_stderr() -> None:

@@ -99,7 +99,7 @@ def find(here: Gpu, name: str | None = None) -> Arch | None:
     raise ContractError(
         f"{ENV} names no architecture whose code this GPU runs",
         got=repr(name),
-        expected=f"one of {able} on compute capability {here.capability[0]}.{here.capability[1]}",
+        expected=f"one of {list(dict.fromkeys(able))} on compute capability {here.capability[0]}.{here.capability[1]}",
         remedy=f"unset {ENV}: the GPU's own is the default",
     )
 

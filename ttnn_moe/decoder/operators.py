@@ -70,7 +70,7 @@ NORM_LINEAR: Operator[Tensor] = Operator(
         ),
         Family(
             few_rows.NAME,
-            lambda device, x, norm, eps, weight, bias: few_rows.why_not(device, x, weight),
+            lambda device, x, norm, eps, weight, bias: few_rows.why_not(device, x, weight, bias, norm=norm),
             lambda x, norm, eps, weight, bias: few_rows.launch(x.contiguous(), weight, bias, norm=norm, eps=eps),
         ),
         Family(
@@ -152,14 +152,13 @@ def route(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tensor]:
 def _why_not_few_route(
     device: torch.device, x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool
 ) -> str | None:
-    if weight.shape[0] > topk.MAX_EXPERTS:
-        return "more than 4096 experts"
-    return few_rows.why_not(device, x, weight)
+    return topk.why_not_experts(weight.shape[0], K) or few_rows.why_not(device, x, weight, norm=norm)
 
 
 def _few_route(x: Tensor, norm: Tensor, eps: float, weight: Tensor, K: int, renormalise: bool) -> Routed:
+    x = x.contiguous()
     normed = torch.empty_like(x)
-    logits = few_rows.launch(x.contiguous(), weight, norm=norm, eps=eps, normed=normed)
+    logits = few_rows.launch(x, weight, norm=norm, eps=eps, normed=normed)
     return *route(logits, K, renormalise), normed
 
 

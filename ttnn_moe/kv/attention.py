@@ -18,7 +18,7 @@ NORM_ROPE_WRITE: Operator[Tensor | None] = Operator(
     [
         Family(
             head_norm_rope.NAME,
-            lambda device, qkv, norms, rope, memory: head_norm_rope.why_not(qkv, memory),
+            lambda device, qkv, norms, rope, memory: head_norm_rope.why_not(qkv, memory, (norms.q, norms.k, *rope)),
             lambda qkv, norms, rope, memory: head_norm_rope.launch(qkv, norms.q, norms.k, norms.eps, rope, memory),
         )
     ],

@@ -78,7 +78,7 @@ def launch(
         PRECISION=precision(q),
         num_warps=4,
     )
-    merged = torch.empty_like(q) if out is None else out
+    merged = q.new_empty(q.shape) if out is None else out
     padded = merged if D_pad == D else q.new_empty(T, n, heads, D_pad)
     merge_attention[(T * n * heads,)](partial, lse, padded, D=D_pad, SPLITS=splits, num_warps=4, **pdl(q.device))
     return merged if D_pad == D else merged.copy_(padded[..., :D])

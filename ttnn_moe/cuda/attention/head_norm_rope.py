@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from torch import Tensor
 
 from ...sizes import ceil_div
@@ -13,12 +15,14 @@ ROWS_ALONE = 2048
 """Rows of heads up to which each has a program; above, 16 share one."""
 
 
-def why_not(qkv: Tensor, memory: Memory) -> str | None:
-    """For qkv [T, heads + 2 kv_heads, head_dim]; heads may be 0."""
+def why_not(qkv: Tensor, memory: Memory, beside: Sequence[Tensor] = ()) -> str | None:
+    """For qkv [T, heads + 2 kv_heads, head_dim]; heads may be 0. beside: norms, cosines and sines."""
     T, rows, D = qkv.shape
     kv_heads = memory.keys.shape[1]
     if T == 0:
         return "no tokens"
+    if not all(t.is_contiguous() for t in beside):
+        return "norms, cosines or sines are not contiguous"
     return why_not_heads(rows - 2 * kv_heads, kv_heads, D) or why_not_strides(memory.keys, memory.values)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ HALF = 50
 """A carveout, for kernels of little shared memory between others. See docs/notes/cuda.md."""
 
 
-@lru_cache(maxsize=1024)
+@cache  # cuda.core unloads code that nobody holds, and a captured graph holds none
 def kernel(spec: Spec, device: int, shared_memory: int = 0, carveout: int | None = None) -> Any:
     """The loaded kernel of a spec on one GPU (cuda.core's Kernel).
 

@@ -41,7 +41,12 @@ def limit() -> int:
     text = os.environ.get("TTNN_MOE_CACHE_MB") or str(DEFAULT_MB)
     size = natural(text)
     if size is None:
-        raise ContractError("TTNN_MOE_CACHE_MB is not a size", got=repr(text), expected="a whole number of megabytes")
+        raise ContractError(
+            "TTNN_MOE_CACHE_MB is not a size",
+            got=repr(text),
+            expected="a whole number of megabytes",
+            remedy=f"correct it, or unset it: {DEFAULT_MB} is the default",
+        )
     return size << 20
 
 

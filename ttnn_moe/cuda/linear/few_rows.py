@@ -14,14 +14,19 @@ MAX_ROWS = 2
 
 
 def why_not(
-    device: torch.device, x: Tensor, weight: Tensor, bias: Tensor | None = None, residual: Tensor | None = None
+    device: torch.device,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    norm: Tensor | None = None,
 ) -> str | None:
-    """For x [T, K], weight [N, K], bias [N] and residual [T, N]."""
+    """For x [T, K], weight [N, K], bias [N], residual [T, N] and norm [K]."""
     if x.shape[0] > MAX_ROWS:
         return f"more than {MAX_ROWS} rows"
     if x.shape[0] == 0:
         return "no rows"
-    given = {"weight": weight, "bias": bias, "residual": residual}
+    given = {"weight": weight, "bias": bias, "residual": residual, "norm": norm}
     loose = [name for name, tensor in given.items() if tensor is not None and not tensor.is_contiguous()]
     return f"the {loose[0]} is not contiguous" if loose else None
 

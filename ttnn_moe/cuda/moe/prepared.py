@@ -23,6 +23,7 @@ from .warmup import compile_up_to
 
 _ALIGN = 512
 _SHARED: weakref.WeakValueDictionary[tuple[object, ...], Workspace] = weakref.WeakValueDictionary()
+_MAKING = Lock()
 
 
 def bytes_of(scratch: tuple[Buffer, ...]) -> int:
@@ -86,7 +87,7 @@ class Workspace:
         self._of_stream: dict[int, Scratch] = {}
 
     def scratch(self) -> Scratch:
-        """That of the current stream. A captured graph keeps that of the stream that captured it."""
+        """That of the current stream. A captured graph uses that of the stream that captured it."""
         stream = 0 if self._index is None else torch._C._cuda_getCurrentRawStream(self._index)
         found = self._of_stream.get(stream)
         if found is None:
@@ -96,9 +97,10 @@ class Workspace:
     @classmethod
     def of(cls, problem: Problem, device: torch.device, sums: bool, in_turn: Hashable = False) -> Workspace:
         key = (problem, device, sums, in_turn)
-        found = _SHARED.get(key)
-        if found is None:
-            found = _SHARED[key] = cls(*key)
+        with _MAKING:
+            found = _SHARED.get(key)
+            if found is None:
+                found = _SHARED[key] = cls(*key)
         with found.turn:
             found.scratch()
         return found

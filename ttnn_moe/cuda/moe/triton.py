@@ -15,6 +15,8 @@ from .pairs import local_experts, why_not_few
 from .triton_tiles import MOST_PAIRS, FewTiles, SortedTiles, few_tiles, sorted_tiles
 
 MAX_E, MAX_K = 4096, 128
+MOST_CHUNKS = (1 << 16) - 1
+"""Of the sort: they are a grid's blocks in y."""
 
 
 def _limits(problem: Problem) -> str | None:
@@ -78,7 +80,10 @@ class Triton:
     operands: str | None = None
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        return _limits(problem)
+        most = MOST_CHUNKS * sorted_tiles(problem, target.gpu).sort_chunk
+        if (reason := _limits(problem)) is not None or problem.T * problem.K <= most:
+            return reason
+        return f"it sorts up to {most} pairs (T * K)"
 
     def plan(self, problem: Problem, target: Target) -> TritonPlan:
         return TritonPlan(problem, sorted_tiles(problem, target.gpu))

@@ -13,6 +13,8 @@ NAME = "Triton rms_norm"
 
 def why_not(device: torch.device, x: Tensor, weight: Tensor, eps: float) -> str | None:
     """Why the kernel does not normalise x; None: it does."""
+    if not weight.is_contiguous():
+        return "the norm is not contiguous"
     return None if x.dim() == 2 and x.is_contiguous() else "x is not a contiguous matrix"
 
 

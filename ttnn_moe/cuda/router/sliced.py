@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...sizes import ceil_div, power_of_2
 from ..triton_launch import Tile, pdl, precision
-from .topk import MAX_EXPERTS, choose
+from .topk import choose, why_not_experts
 
 NAME = "Triton router_logits, router_topk"
 MAX_TOKENS = 512
@@ -22,9 +22,10 @@ def why_not(
     """Why the kernels do not route x [T, H] by weight [E, H]; None: they do."""
     if not 0 < x.shape[0] <= MAX_TOKENS:
         return "not 1 to 512 rows"
-    if weight.shape[0] > MAX_EXPERTS:
-        return "more than 4096 experts"
-    return None if x.is_contiguous() and weight.is_contiguous() else "x or the weight is not contiguous"
+    if (reason := why_not_experts(weight.shape[0], K)) is not None:
+        return reason
+    loose = not all(t.is_contiguous() for t in (x, norm, weight))
+    return "x, the norm or the weight is not contiguous" if loose else None
 
 
 def launch(

@@ -14,9 +14,14 @@ MAX_EXPERTS = 4096
 
 def why_not(device: torch.device, logits: Tensor, K: int, renormalise: bool) -> str | None:
     """Why the kernel does not take logits [T, E]; None: it does."""
-    if logits.shape[0] == 0:
-        return "no rows"
-    return None if logits.shape[1] <= MAX_EXPERTS else "more than 4096 experts"
+    return "no rows" if logits.shape[0] == 0 else why_not_experts(logits.shape[1], K)
+
+
+def why_not_experts(E: int, K: int) -> str | None:
+    """Why the kernel does not choose K of E experts; None: it does."""
+    if K > E:
+        return "K is above the number of experts"
+    return None if E <= MAX_EXPERTS else "more than 4096 experts"
 
 
 def launch(logits: Tensor, K: int, renormalise: bool) -> tuple[Tensor, Tensor]:

@@ -26,6 +26,8 @@ def why_not(device: torch.device, logits: Tensor, tokens: Tensor, draws: Sequenc
         return "the vocabulary is no multiple of 8, or above 2^18"
     if logits.dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return "neither bf16, fp16 nor fp32"
+    if tokens.dtype != torch.int64:
+        return "tokens are not int64"
     if not logits.is_contiguous() or logits.data_ptr() % 16 or not tokens.is_contiguous():
         return "logits or tokens are not contiguous, or logits not aligned to 16 bytes"
     if device.type != "cuda":

@@ -208,10 +208,18 @@ def _check_tensors(tier: Tier, D: int, device: torch.device) -> None:
         ("counts", (rows,), torch.int32),
     ):
         x: Tensor = getattr(tier, name)
-        if tuple(x.shape) != shape or x.dtype != dtype or x.device != device:
+        how = "" if _is_read_right(name, x) else f", strides {list(x.stride())}"
+        if tuple(x.shape) != shape or x.dtype != dtype or x.device != device or how:
             raise ContractError(
                 f"{name} of the tier of {tier.bits} bits does not fit",
-                got=f"{list(x.shape)} of {x.dtype} on {x.device}",
-                expected=f"{list(shape)} of {dtype} on {device}",
+                got=f"{list(x.shape)} of {x.dtype} on {x.device}{how}",
+                expected=f"{list(shape)} of {dtype} on {device}, row-major",
                 remedy="pass the tiers of one layer, on the device of the queries",
             )
+
+
+def _is_read_right(name: str, x: Tensor) -> bool:
+    """Whether kernels, which read memory as it lies, find the elements; lines of a table may have room between them."""
+    if name != "table" or x.numel() == 0:
+        return x.is_contiguous()
+    return x[0].is_contiguous() and (len(x) == 1 or x.stride(0) >= x.shape[1])
