@@ -44,7 +44,7 @@ def cache_path(name: str, setting: str = SETTING) -> Path:
     """
     if setting != SETTING and os.environ.get(setting):
         return _named(setting)
-    return (_named(SETTING) if os.environ.get(SETTING) else _of_user()) / name
+    return _named(SETTING) / name if os.environ.get(SETTING) else _of_user(name)
 
 
 def _named(setting: str) -> Path:
@@ -56,15 +56,16 @@ def _named(setting: str) -> Path:
     return Path(text).absolute()
 
 
-def _of_user() -> Path:
-    """The user's cache folder. Without a home, one of the temporary folder, of this user alone."""
+def _of_user(name: str) -> Path:
+    """A folder in the user's cache folder. Without a home, one of this user right in the temporary folder: others
+    could exchange what lies in a folder of theirs."""
     from platformdirs import user_cache_path
 
     with suppress(RuntimeError):  # what newer versions raise without a home; older ones return a relative path
         found = user_cache_path("ttnn-moe")
         if found.is_absolute():
-            return found
-    return Path(tempfile.gettempdir()) / f"ttnn-moe-{os.geteuid()}"
+            return found / name
+    return Path(tempfile.gettempdir()) / f"ttnn-moe-{os.geteuid()}-{name}"
 
 
 class CacheFolder:

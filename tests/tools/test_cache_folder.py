@@ -333,10 +333,11 @@ def test_without_home_and_without_an_entry_in_passwd(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(pwd, "getpwuid", nobody)
     monkeypatch.setattr(pwd, "getpwnam", nobody)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert cache_path("kernels") == tmp_path / f"ttnn-moe-{os.geteuid()}" / "kernels"
+    place = cache_path("kernels")
+    assert place == tmp_path / f"ttnn-moe-{os.geteuid()}-kernels", "no folder between, which others may have made"
     with told():
-        make_kernel(cache_path("kernels"))
-    assert (tmp_path / f"ttnn-moe-{os.geteuid()}").stat().st_mode & 0o777 == 0o700
+        make_kernel(place)
+    assert place.stat().st_mode & 0o777 == 0o700
     for named in ("~/cache", "~nobody/cache"):
         monkeypatch.setenv("TTNN_MOE_CACHE_DIR", named)
         with pytest.raises(ContractError, match="no such home"):
