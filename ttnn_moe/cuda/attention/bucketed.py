@@ -15,7 +15,6 @@ from ...sizes import ceil_div
 from .. import device as devices
 from ..arch import target_of
 from ..jit import load, spec
-from ..moe.uses import pointer
 from .memory import scale_of
 from .tiers import BITS, Tier, addresses, by_bits
 
@@ -255,27 +254,27 @@ def launch(
             stream,
             *(
                 q.data_ptr(),
-                pointer(q_scale),
+                load.pointer(q_scale),
                 out.data_ptr(),
-                pointer(partial),
-                pointer(lse),
-                pointer(weights),
+                load.pointer(partial),
+                load.pointer(lse),
+                load.pointer(weights),
                 rows.data_ptr(),
             ),
-            *(pointer(positions), pointer(num_tokens), *places),
+            *(load.pointer(positions), load.pointer(num_tokens), *places),
         )
         if join is not None:
-            join(stream, pointer(partial), pointer(lse), out.data_ptr(), pointer(whole))
+            join(stream, load.pointer(partial), load.pointer(lse), out.data_ptr(), load.pointer(whole))
         if sum_up is not None and mass is not None:
             ends = _ends(tiers, mass)
-            sum_up(stream, pointer(weights), pointer(whole), rows.data_ptr(), pointer(num_tokens), *ends)
+            sum_up(stream, load.pointer(weights), load.pointer(whole), rows.data_ptr(), load.pointer(num_tokens), *ends)
     return out
 
 
 def _ends(tiers: Sequence[Tier], mass: Sequence[Tensor]) -> list[int]:
     """By BITS: addresses of the mass, the table and the counts of a tier; 0 without one."""
     of_bits = {tier.bits: (m, tier.table, tier.counts) for tier, m in zip(tiers, mass, strict=True)}
-    return [pointer(t) for bits in BITS for t in of_bits.get(bits, (None,) * 3)]
+    return [load.pointer(t) for bits in BITS for t in of_bits.get(bits, (None,) * 3)]
 
 
 @lru_cache(maxsize=1024)

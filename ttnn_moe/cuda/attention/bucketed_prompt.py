@@ -15,7 +15,6 @@ from ...sizes import ceil_div
 from .. import device as devices
 from ..arch import target_of
 from ..jit import load, spec
-from ..moe.uses import pointer
 from .bucketed import merge_launch
 from .bucketed_write import tier_spec
 from .memory import scale_of
@@ -125,11 +124,11 @@ def launch(
     with torch.cuda.device(device):
         stream = load.stream(device.index)
         attend(
-            *(stream, q.data_ptr(), pointer(q_scale), out.data_ptr(), pointer(partial), pointer(lse)),
+            *(stream, q.data_ptr(), load.pointer(q_scale), out.data_ptr(), load.pointer(partial), load.pointer(lse)),
             *(at.data_ptr(), own.payload[page].data_ptr(), own.scales[page].data_ptr(), *places, count, row),
         )
         if join is not None:
-            join(stream, pointer(partial), pointer(lse), out.data_ptr(), 0)
+            join(stream, load.pointer(partial), load.pointer(lse), out.data_ptr(), 0)
     return out
 
 

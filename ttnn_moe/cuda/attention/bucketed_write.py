@@ -14,7 +14,6 @@ from ...accelerator import upload
 from ...sizes import ceil_div
 from ..arch import target_of
 from ..jit import load, spec
-from ..moe.uses import pointer
 from .tiers import BITS, UNIT, Layers, Tier, addresses
 
 NAME = "CUDA C++ bucketed_write"
@@ -152,7 +151,7 @@ def _write(ring: Ring, heads: int, eps: float, given: tuple[Tensor | None, ...],
     with torch.cuda.device(device):
         _writer(given[1] is None, eps, sizes, tier.bits, tier.page, device)(
             load.stream(device.index),
-            *map(pointer, given),
+            *map(load.pointer, given),
             ring.key_scale.data_ptr(),
             tier.payload.data_ptr(),
             tier.scales.data_ptr(),
@@ -200,7 +199,7 @@ def move(high: Layers, tiers: Sequence[Layers], ring: Ring, changes: Sequence[Ch
             _mover(len(units), len(high.each), its.kv_heads, its.bits, its.page, sizes, device)(
                 stream,
                 on_device.data_ptr(),
-                pointer(order),
+                load.pointer(order),
                 *given,
                 its.payload.data_ptr(),
                 its.scales.data_ptr(),

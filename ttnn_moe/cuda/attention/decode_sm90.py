@@ -161,14 +161,14 @@ def launch(q: Tensor, memory: Memory, out: Tensor | None = None, of: Plan | None
             q.data_ptr(),
             memory.keys.data_ptr(),
             memory.values.data_ptr(),
-            0 if pages is None else pages.data_ptr(),
+            load.pointer(pages),
             memory.rows.data_ptr(),
             memory.positions.data_ptr(),
-            0 if count is None else count.data_ptr(),
-            0 if units is None else units.data_ptr(),
+            load.pointer(count),
+            load.pointer(units),
             out.data_ptr(),
-            0 if sums is None else sums.data_ptr(),
-            0 if turns is None else turns.data_ptr(),
+            load.pointer(sums),
+            load.pointer(turns),
         )
     return out
 

@@ -62,10 +62,7 @@ def launch(
     out = torch.empty(T + more, 4, dtype=torch.int32, device=device) if out is None else out[: T + more]
     with torch.cuda.device(device):
         _launch(T, capacity, least, more, device.index)(
-            load.stream(device.index),
-            positions.data_ptr(),
-            0 if num_tokens is None else num_tokens.data_ptr(),
-            out.data_ptr(),
+            load.stream(device.index), positions.data_ptr(), load.pointer(num_tokens), out.data_ptr()
         )
     return out
 

@@ -54,7 +54,7 @@ def launch(q: Tensor, memory: Memory, tiles: Tensor, out: Tensor | None = None) 
             load.stream(device.index),
             maps.cache_map(memory.keys, box),
             maps.cache_map(memory.values, box),
-            0 if pages is None else pages.data_ptr(),
+            load.pointer(pages),
             tiles.data_ptr(),
             q.data_ptr(),
             out.data_ptr(),

@@ -6,6 +6,7 @@ from functools import cache, lru_cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...errors import BackendUnavailable
 from ..device import gpu
@@ -14,6 +15,11 @@ from .spec import Spec
 
 HALF = 50
 """A carveout, for kernels of little shared memory between others. See docs/notes/cuda.md."""
+
+
+def pointer(tensor: Tensor | None) -> int:
+    """The address of a tensor's data; 0 without a tensor."""
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 @cache  # cuda.core unloads code that nobody holds, and a captured graph holds none

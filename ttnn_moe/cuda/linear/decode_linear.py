@@ -132,8 +132,8 @@ def launch(
             load.stream(device.index),
             maps.linear_map(weight),
             maps.rows_map(x, of.rows),
-            0 if norm is None else norm.data_ptr(),
-            0 if residual is None else residual.data_ptr(),
+            load.pointer(norm),
+            load.pointer(residual),
             out.data_ptr(),
         )
     return out

@@ -11,7 +11,7 @@ from torch import Tensor
 from ...backend import Numerics
 from ...contract import Experts, Problem, Routing
 from ..arch import Target
-from .uses import pointer
+from ..jit import load
 
 
 @dataclass(slots=True, eq=False)
@@ -35,7 +35,7 @@ class Call:
     def route(self) -> tuple[int, int, int]:
         """Addresses of ids, expert_map and num_tokens; 0: there is none."""
         routing = self.routing
-        return routing.topk_ids.data_ptr(), pointer(self.expert_map), pointer(routing.num_tokens)
+        return routing.topk_ids.data_ptr(), load.pointer(self.expert_map), load.pointer(routing.num_tokens)
 
 
 @dataclass(frozen=True)

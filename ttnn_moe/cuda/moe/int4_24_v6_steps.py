@@ -21,7 +21,6 @@ from ..jit import load
 from . import sort
 from .family import Call
 from .int4_24_v6 import INT4_24_V6
-from .uses import pointer
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class FusedMoE:
     ) -> Tensor:
         out = self._empty(self._plan.most_rows, width)
         with self._here():
-            given = rows.data_ptr(), OffE.data_ptr(), pointer(Eids), self.experts.tensors[words].data_ptr()
+            given = rows.data_ptr(), OffE.data_ptr(), load.pointer(Eids), self.experts.tensors[words].data_ptr()
             launch(load.stream(self._device.index), *given, out.data_ptr())
         return out
 

@@ -80,10 +80,10 @@ class Triton:
     operands: str | None = None
 
     def why_not(self, problem: Problem, target: Target) -> str | None:
-        most = MOST_CHUNKS * sorted_tiles(problem, target.gpu).sort_chunk
-        if (reason := _limits(problem)) is not None or problem.T * problem.K <= most:
+        if (reason := _limits(problem)) is not None:
             return reason
-        return f"it sorts up to {most} pairs (T * K)"
+        most = MOST_CHUNKS * sorted_tiles(problem, target.gpu).sort_chunk
+        return None if problem.T * problem.K <= most else f"it sorts up to {most} pairs (T * K)"
 
     def plan(self, problem: Problem, target: Target) -> TritonPlan:
         return TritonPlan(problem, sorted_tiles(problem, target.gpu))

@@ -57,11 +57,6 @@ class Use:
         return min(load.resident_blocks(self.spec, device, threads, self.shared_memory), most)
 
 
-def pointer(tensor: Tensor | None) -> int:
-    """The address of a tensor's data; 0 without a tensor."""
-    return 0 if tensor is None else tensor.data_ptr()
-
-
 def gate_up_rows(order: str, I: int) -> tuple[int, int]:
     """Rows from one gate row to the next, and from a gate row to its up row."""
     return (2, 1) if order == "interleaved" else (1, I)
@@ -80,5 +75,5 @@ def row_steps(order: str, H: int, I: int) -> tuple[int, int]:
 
 def bias_pointers(bias: Tensor | None) -> tuple[int, int]:
     """Address of a bias in bf16, and of one in fp32; 0: it is the other, or there is none."""
-    at = pointer(bias)
+    at = load.pointer(bias)
     return (0, at) if bias is not None and bias.dtype == torch.float32 else (at, 0)

@@ -57,7 +57,7 @@ def launch(
     with torch.cuda.device(x.device):
         _launch(x.dtype, H, E, K, renormalise, norm is not None, T, eps, device)(
             load.stream(device),
-            *(x.data_ptr(), 0 if norm is None else norm.data_ptr(), weight.data_ptr()),
+            *(x.data_ptr(), load.pointer(norm), weight.data_ptr()),
             *(0 if norm is None else normed.data_ptr(), ids.data_ptr(), weights.data_ptr()),
         )
     return ids, weights, normed
