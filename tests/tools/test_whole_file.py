@@ -129,3 +129,13 @@ def test_folders_and_block_devices_are_no_files(tmp_path: Path, monkeypatch) -> 
         pytest.skip("makes a device node, which this user may not")
     with pytest.raises(OSError, match="block device"), whole_file(device) as part:
         part.write_text("x")
+
+
+def test_a_link_planted_at_the_name_of_the_unfinished_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    precious, path = tmp_path / "precious", tmp_path / "a"
+    precious.write_text("kept")
+    monkeypatch.setattr("secrets.token_hex", lambda n: "0" * 2 * n)
+    (tmp_path / f".a.{'0' * 16}.part").symlink_to(precious)
+    with pytest.raises(FileExistsError), whole_file(path) as part:
+        part.write_text("other")
+    assert precious.read_text() == "kept" and not path.exists()
