@@ -20,6 +20,11 @@ from .text_stream import TextStream
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 _OF_IDS = ("tokenize", "return_tensors", "return_dict")
 """What transformers' apply_chat_template takes, and a template does not."""
+_NOT_TAKEN = {
+    "chat_template": "make another Tokenizer with this template",
+    "continue_final_message": "cut the text after the last message",
+}
+"""Options of it that change its text in transformers and would do nothing here, and what to do instead."""
 
 
 class Tokenizer:
@@ -153,7 +158,7 @@ class Tokenizer:
 
         Raises:
             RequestError: no messages, or something else; no template, or one that refuses these messages; options of
-                transformers that ask for token ids.
+                transformers that ask for token ids, for another template, or to continue the last message.
         """
         messages = _conversation(messages)
         if ids := [name for name in _OF_IDS if variables.pop(name, None)]:
@@ -162,6 +167,9 @@ class Tokenizer:
                 got=", ".join(ids),
                 remedy=f"leave {' and '.join(ids)} out, and encode(text, add_special_tokens=False)",
             )
+        for name, remedy in _NOT_TAKEN.items():
+            if variables.pop(name, None):
+                raise RequestError(f"apply_chat_template does not take {name}", remedy=remedy)
         if not messages:
             raise RequestError("a conversation needs at least one message", got="none")
         if self.chat_template is None:

@@ -108,6 +108,14 @@ def test_options_that_ask_for_ids_are_refused(pair) -> None:
         ours.apply_chat_template(CHATS[0], tokenize=True, return_tensors="pt")
 
 
+@pytest.mark.parametrize("name, value", [("chat_template", "{{ 1 }}"), ("continue_final_message", True)])
+def test_options_that_would_do_nothing_are_refused(pair, name: str, value: object) -> None:
+    ours, _ = pair
+    assert ours.apply_chat_template(CHATS[0], **{name: None}) == ours.apply_chat_template(CHATS[0])
+    with pytest.raises(RequestError, match=f"apply_chat_template does not take {name}; to fix it: "):
+        ours.apply_chat_template(CHATS[0], **{name: value})
+
+
 def test_a_lone_surrogate_is_named(pair) -> None:
     with pytest.raises(RequestError, match=r"refuses this text: it has a lone surrogate; got '\\ud800' at character 2"):
         pair[0].encode("ab\ud800c")
