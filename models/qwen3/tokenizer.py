@@ -18,6 +18,8 @@ from .files import Fields, is_failure, is_file, path_of, read_json, read_text, r
 from .text_stream import TextStream
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXTRA = ("extra_special_tokens", "additional_special_tokens")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _OF_IDS = ("tokenize", "return_tensors", "return_dict")
 """What transformers' apply_chat_template takes, and a template does not."""
 _NOT_TAKEN = {
@@ -53,7 +55,7 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> Tokenizer:
-        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja (the last two may be absent).
+        """Read tokenizer.json and, where they are, tokenizer_config.json, special_tokens_map.json, chat_template.jinja.
 
         Raises:
             CheckpointError: no tokenizer.json, or a file that cannot be read.
@@ -72,8 +74,7 @@ class Tokenizer:
             path = directory / "tokenizer_config.json"
             config = Fields.of_file(path) if is_file(path) else Fields({}, path)
             with reading(path):
-                _add_missing_tokens(fast, config.fields("added_tokens_decoder"))
-                special = {name: text for name in _SPECIAL if (text := _content(config, name)) is not None}
+                special = _add_tokens(fast, directory, config)
             return cls(fast, special, _template(directory, config), directory)
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
@@ -211,12 +212,44 @@ def _lone_surrogate(text: object) -> int | None:
     return next((at for at, one in enumerate(characters) if "\ud800" <= one <= "\udfff"), None)
 
 
-def _content(fields: Fields, name: str) -> str | None:
-    """A token as tokenizer_config.json writes it: text, or an object with its content; None where it is absent."""
-    value = fields.values.get(name)
-    if value is None:
-        return None
-    return fields.fields(name).text("content") if isinstance(value, Mapping) else fields.text(name)
+def _add_tokens(fast: FastTokenizer, directory: Path, config: Fields) -> dict[str, str]:
+    """Add the tokens that other files than tokenizer.json list or name, as transformers does; special ones by name."""
+    known = list(fast.get_added_tokens_decoder().values())
+    places, path = [config], directory / "special_tokens_map.json"
+    if "added_tokens_decoder" in config.values:
+        listed = config.fields("added_tokens_decoder")
+        if wrong := [key for key in listed.values if not (key.isdecimal() and len(key) < 10)]:
+            raise listed.wrong("a key", wrong[0], "a token id")
+        tokens = [_token(listed, key) for key in sorted(listed.values, key=int)]
+    else:
+        tokens = known.copy()
+        if is_file(path):
+            places.append(Fields.of_file(path))
+    found = {name: place for place in places for name in (*_SPECIAL, *_EXTRA) if place.values.get(name)}
+    named = {name: _token(found[name], name) for name in _SPECIAL if name in found}
+    extra = next((_items(found[name], name) for name in _EXTRA if name in found), [])
+    special = {token.content for token in named.values()}
+    held = {token.content for token in (*known, *tokens)}
+    new = [token for token in (*named.values(), *extra) if token.content not in held]
+    for token in (*new, *(token for token in tokens if token.content in special)):
+        token.special = True
+    fast.add_tokens([*tokens, *new])  # a token that the tokenizer knows keeps its id
+    return {name: token.content for name, token in named.items()}
+
+
+def _items(fields: Fields, name: str) -> list[AddedToken]:
+    """The tokens of a list, or of an object that gives each a name."""
+    value = fields.values[name]
+    tokens = value.values() if isinstance(value, Mapping) else fields.items(name)
+    return [_token(Fields({name: token}, fields.source), name) for token in tokens]
+
+
+def _token(fields: Fields, name: str) -> AddedToken:
+    """A token as these files write it: text, or an object with its content."""
+    if not isinstance(fields.values[name], Mapping):
+        return AddedToken(fields.text(name), special=True)
+    entry = fields.fields(name)
+    return AddedToken(entry.text("content"), **{flag: entry.flag(flag) for flag in _FLAGS if flag in entry.values})
 
 
 def _template(directory: Path, config: Fields) -> str | None:
@@ -230,15 +263,3 @@ def _template(directory: Path, config: Fields) -> str | None:
         return config.text("chat_template")
     entries = [Fields({"entry": entry}, f"chat_template of {config.source}").fields("entry") for entry in named]
     return {entry.text("name"): entry.text("template") for entry in entries}.get("default")
-
-
-def _add_missing_tokens(fast: FastTokenizer, added: Fields) -> None:
-    """Tokens that only tokenizer_config.json knows, in the order of their ids."""
-    if wrong := [key for key in added.values if not (key.isdecimal() and len(key) < 10)]:
-        raise added.wrong("a key", wrong[0], "a token id")
-    for key in sorted(added.values, key=int):
-        entry = added.fields(key)
-        content = entry.text("content")
-        if fast.token_to_id(content) is None:
-            flags = {name: entry.flag(name) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-            fast.add_tokens([AddedToken(content, **flags)])

@@ -197,6 +197,39 @@ def test_template_and_tokens_of_the_older_layout(tmp_path: Path) -> None:
     assert tokenizer.encode("<think>") == [n]
 
 
+PLAIN = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+ODD_FILES = {
+    "eos named elsewhere": ({"eos_token": None}, {"eos_token": {"content": "<|im_end|>", **PLAIN}}),
+    "two files": ({"eos_token": "<|endoftext|>"}, {"eos_token": "<|im_end|>", "additional_special_tokens": ["<a>"]}),
+    "one file": ({"eos_token": "<|im_end|>", "added_tokens_decoder": {}}, {"eos_token": "<|endoftext|>"}),
+    "unknown": ({"eos_token": "<eos>", "pad_token": "<pad>", "additional_special_tokens": ["<a>"]}, None),
+    "objects": ({}, {"extra_special_tokens": [{"content": "<a>", **PLAIN}, "<|im_end|>"]}),
+    "names": ({"extra_special_tokens": {"image_token": "<a>"}}, None),
+    "known": ({"added_tokens_decoder": {"0": {"content": "h", "special": False, **PLAIN}}}, None),
+    "special": ({"added_tokens_decoder": {"400": {"content": "<|im_start|>", "special": True, **PLAIN}}}, None),
+}
+
+
+@pytest.mark.parametrize("name", ODD_FILES)
+def test_special_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    path = build(tmp_path) / "tokenizer.json"
+    whole = json.loads(path.read_text())
+    whole["added_tokens"] = [{**token, "special": False} for token in whole["added_tokens"]]
+    path.write_text(json.dumps(whole))
+    settings, named = ODD_FILES[name]
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    if named is not None:
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+    ours, theirs = Tokenizer.from_directory(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    ids = theirs("the <|im_start|> <a>b<eos><pad> <|im_end|> h<|endoftext|>")["input_ids"]
+    assert ours.encode("the <|im_start|> <a>b<eos><pad> <|im_end|> h<|endoftext|>") == ids
+    assert ours.eos_token_id == theirs.eos_token_id
+    stream = ours.stream()
+    text = "".join([*map(stream.push, ids), stream.finish()])
+    assert text == ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
 @pytest.mark.parametrize("key", ["x", "-1", "", "9" * 5000])
 def test_a_token_id_that_is_none_is_named(key: str, tmp_path: Path) -> None:
     path = build(tmp_path) / "tokenizer_config.json"
