@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Tokenizer:
 
     Attributes:
         special_tokens: name ("eos_token", ...) -> text, as chat templates see them.
-        chat_template: Jinja source, or None.
+        chat_template: Jinja source, or None. tool_template: the one for conversations with tools, if it is another.
         source: where they come from, as errors name it.
     """
 
@@ -44,10 +44,11 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
         source: str | Path = "this checkpoint",
+        tool_template: str | None = None,
     ):
         self.fast, self.source = fast, source
         self.special_tokens = dict(special_tokens or {})
-        self.chat_template = chat_template
+        self.chat_template, self.tool_template = chat_template, tool_template
 
     def __repr__(self) -> str:
         template = ", with a chat template" if self.chat_template is not None else ""
@@ -75,7 +76,8 @@ class Tokenizer:
             config = Fields.of_file(path) if is_file(path) else Fields({}, path)
             with reading(path):
                 special = _add_tokens(fast, directory, config)
-            return cls(fast, special, _template(directory, config), directory)
+            templates = _templates(directory, config)
+            return cls(fast, special, templates.get("default"), directory, templates.get("tool_use"))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """ids of a text; special tokens written in it are recognised.
@@ -173,9 +175,10 @@ class Tokenizer:
                 raise RequestError(f"apply_chat_template does not take {name}", remedy=remedy)
         if not messages:
             raise RequestError("a conversation needs at least one message", got="none")
-        if self.chat_template is None:
+        template = self.chat_template if tools is None or self.tool_template is None else self.tool_template
+        if template is None:
             raise RequestError(f"{self.source} has no chat template", remedy="give the text as it is (--no-chat)")
-        return self._compiled.render(
+        return _compiled(template, self.source).render(
             messages=[{k: v for k, v in message.items() if v is not None} for message in messages],
             add_generation_prompt=add_generation_prompt,
             tools=tools,
@@ -183,13 +186,14 @@ class Tokenizer:
             **{**self.special_tokens, **variables},
         )
 
-    @cached_property
-    def _compiled(self) -> ChatTemplate:
-        return ChatTemplate(self.chat_template or "", self.source)
-
     def _error(self, error: BaseException, what: str) -> BaseException:
         """What to raise for an error of the fast tokenizer."""
         return RequestError(f"the tokenizer of {self.source} {what}", got=said(error)) if is_failure(error) else error
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str, source: str | Path) -> ChatTemplate:
+    return ChatTemplate(template, source)
 
 
 def _conversation(messages: Any) -> list[Mapping[str, Any]]:
@@ -252,14 +256,15 @@ def _token(fields: Fields, name: str) -> AddedToken:
     return AddedToken(entry.text("content"), **{flag: entry.flag(flag) for flag in _FLAGS if flag in entry.values})
 
 
-def _template(directory: Path, config: Fields) -> str | None:
+def _templates(directory: Path, config: Fields) -> dict[str, str]:
+    """Jinja by the name of the template: "default", "tool_use"."""
     path = directory / "chat_template.jinja"
     if is_file(path):
-        return read_text(path)
+        return {"default": read_text(path)}
     named = config.values.get("chat_template")
     if named is None:
-        return None
+        return {}
     if not isinstance(named, list):
-        return config.text("chat_template")
+        return {"default": config.text("chat_template")}
     entries = [Fields({"entry": entry}, f"chat_template of {config.source}").fields("entry") for entry in named]
-    return {entry.text("name"): entry.text("template") for entry in entries}.get("default")
+    return {entry.text("name"): entry.text("template") for entry in entries}

@@ -230,6 +230,32 @@ def test_special_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> 
     assert text == ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
 
 
+def test_a_template_for_tools_is_taken_as_by_transformers(tmp_path: Path) -> None:
+    path = build(tmp_path) / "tokenizer_config.json"
+    (tmp_path / "chat_template.jinja").unlink()
+    named = [{"name": name, "template": name + "{{ tools | length }}"} for name in ("default", "tool_use")]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": named}))
+    ours, theirs = Tokenizer.from_directory(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for tools in ([{"name": "f"}], []):
+        expected = theirs.apply_chat_template(CHATS[0], tokenize=False, tools=tools)
+        assert ours.apply_chat_template(CHATS[0], tools=tools) == expected
+    with pytest.raises(RequestError, match="NoneType"):
+        ours.apply_chat_template(CHATS[0])
+    assert Tokenizer(ours.fast, {}, "default").apply_chat_template(CHATS[0], tools=[]) == "default"
+
+
+def test_a_template_may_be_replaced(made: Tokenizer) -> None:
+    tokenizer = Tokenizer(made.fast, {}, "one")
+    assert tokenizer.apply_chat_template(CHATS[0]) == "one"
+    tokenizer.chat_template = "two"
+    assert tokenizer.apply_chat_template(CHATS[0]) == "two"
+
+
+def test_the_error_of_a_template_names_its_operator(made: Tokenizer) -> None:
+    with pytest.raises(RequestError, match=r"unsupported operand type\(s\) for \+: 'NoneType' and 'str'"):
+        Tokenizer(made.fast, {}, "{{ none + 'x' }}").apply_chat_template(CHATS[0])
+
+
 @pytest.mark.parametrize("key", ["x", "-1", "", "9" * 5000])
 def test_a_token_id_that_is_none_is_named(key: str, tmp_path: Path) -> None:
     path = build(tmp_path) / "tokenizer_config.json"
