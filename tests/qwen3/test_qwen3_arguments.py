@@ -172,9 +172,9 @@ def test_ids_that_the_model_itself_does_not_take() -> None:
         assert ("torch.tensor([ids])" in str(error.value)) == (not isinstance(ids, torch.Tensor))
     cache = tiny().new_cache(1, 64)
     cache.open(0, 2)
-    for given in ({"cache": cache}, {"step": cache.prefill([(0, 2)], [1])}):
+    for alone in ({"cache": cache}, {"step": cache.prefill([(0, 2)], [1])}):
         with pytest.raises(RequestError, match="a cache and a step belong together") as error:
-            tiny()(torch.tensor([[1, 2]]), **given)
+            tiny()(torch.tensor([[1, 2]]), **alone)
         check_words(error.value)
 
 
