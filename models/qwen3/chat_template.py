@@ -142,8 +142,8 @@ def _check(operator: str, size: float) -> None:
 
 
 def _size(value: Any) -> float:
-    """A number's absolute value; else the length."""
-    return abs(value) if isinstance(value, int | float) else len(value)
+    """A number's absolute value; else the length; 0 of what has none: the operator itself refuses it."""
+    return abs(value) if isinstance(value, int | float) else len(value) if hasattr(value, "__len__") else 0
 
 
 def _formatted(text: str, values: Any) -> float:

@@ -236,6 +236,9 @@ def _refuse_other_models(fields: Fields) -> None:
     if values.get("hidden_act", "silu") != "silu":
         got = shown(values["hidden_act"])
         raise CheckpointError(f"hidden_act of {source} is another activation", got=got, expected="silu")
+    if values.get("is_causal", True) is not True:
+        got = shown(values["is_causal"])
+        raise CheckpointError(f"is_causal of {source} asks for attention to later tokens", got=got, expected="true")
     # transformers: a window without a size has 4096 tokens, one of size null has no bound
     window = values.get("sliding_window", 4096)
     if fields.flag("use_sliding_window") and window is not None:

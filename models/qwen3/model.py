@@ -176,7 +176,8 @@ class Qwen3Moe(nn.Module):
             [B, S, vocab_size], or with a cache [R, vocab_size] for the tokens step.logits_at (in a decode step: all).
 
         Raises:
-            RequestError: without a cache: sequences longer than the context, or ids outside the vocabulary.
+            RequestError: a cache without a step, or a step without a cache. Without both: sequences longer than the
+                context, ids outside the vocabulary or on another device.
         """
         return run(self._forward, ids, cache, step)
 
@@ -189,6 +190,13 @@ class Qwen3Moe(nn.Module):
                 remedy="torch.tensor([ids]) for the ids of one sequence; generate() takes lists",
             )
         shape = ids.shape
+        if (cache is None) != (step is None):
+            raise RequestError(
+                "a cache and a step belong together",
+                got="a step alone" if cache is None else "a cache alone",
+                expected="both, or neither",
+                remedy="give the step that the cache planned, or leave both out",
+            )
         if cache is None or step is None:
             cache, step = self._whole(ids)
         rope = self.rope(step.positions)
@@ -220,6 +228,13 @@ class Qwen3Moe(nn.Module):
                 got=f"{tuple(ids.shape)} {ids.dtype}",
                 expected="[B, S] int64",
                 remedy="ids.reshape(B, S).long()",
+            )
+        if ids.device != self.device:
+            raise RequestError(
+                "ids are on another device than the model",
+                got=ids.device,
+                expected=self.device,
+                remedy="ids.to(model.device)",
             )
         B, S = ids.shape
         if S > self.config.max_position_embeddings:

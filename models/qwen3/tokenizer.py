@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,15 @@ from .files import Fields, is_failure, is_file, path_of, read_json, read_text, r
 from .text_stream import TextStream
 
 _SPECIAL = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_EXTRA = ("extra_special_tokens", "additional_special_tokens")
+_FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _OF_IDS = ("tokenize", "return_tensors", "return_dict")
 """What transformers' apply_chat_template takes, and a template does not."""
+_NOT_TAKEN = {
+    "chat_template": "make another Tokenizer with this template",
+    "continue_final_message": "cut the text after the last message",
+}
+"""Options of it that change its text in transformers and would do nothing here, and what to do instead."""
 
 
 class Tokenizer:
@@ -27,7 +34,7 @@ class Tokenizer:
 
     Attributes:
         special_tokens: name ("eos_token", ...) -> text, as chat templates see them.
-        chat_template: Jinja source, or None.
+        chat_template: Jinja source, or None. tool_template: the one for conversations with tools, if it is another.
         source: where they come from, as errors name it.
     """
 
@@ -37,10 +44,11 @@ class Tokenizer:
         special_tokens: Mapping[str, str] | None = None,
         chat_template: str | None = None,
         source: str | Path = "this checkpoint",
+        tool_template: str | None = None,
     ):
         self.fast, self.source = fast, source
         self.special_tokens = dict(special_tokens or {})
-        self.chat_template = chat_template
+        self.chat_template, self.tool_template = chat_template, tool_template
 
     def __repr__(self) -> str:
         template = ", with a chat template" if self.chat_template is not None else ""
@@ -48,7 +56,7 @@ class Tokenizer:
 
     @classmethod
     def from_directory(cls, directory: str | Path) -> Tokenizer:
-        """Read tokenizer.json, tokenizer_config.json and chat_template.jinja (the last two may be absent).
+        """Read tokenizer.json and, where they are, tokenizer_config.json, special_tokens_map.json, chat_template.jinja.
 
         Raises:
             CheckpointError: no tokenizer.json, or a file that cannot be read.
@@ -67,9 +75,9 @@ class Tokenizer:
             path = directory / "tokenizer_config.json"
             config = Fields.of_file(path) if is_file(path) else Fields({}, path)
             with reading(path):
-                _add_missing_tokens(fast, config.fields("added_tokens_decoder"))
-                special = {name: text for name in _SPECIAL if (text := _content(config, name)) is not None}
-            return cls(fast, special, _template(directory, config), directory)
+                special = _add_tokens(fast, directory, config)
+            templates = _templates(directory, config)
+            return cls(fast, special, templates.get("default"), directory, templates.get("tool_use"))
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """ids of a text; special tokens written in it are recognised.
@@ -153,7 +161,7 @@ class Tokenizer:
 
         Raises:
             RequestError: no messages, or something else; no template, or one that refuses these messages; options of
-                transformers that ask for token ids.
+                transformers that ask for token ids, for another template, or to continue the last message.
         """
         messages = _conversation(messages)
         if ids := [name for name in _OF_IDS if variables.pop(name, None)]:
@@ -162,11 +170,15 @@ class Tokenizer:
                 got=", ".join(ids),
                 remedy=f"leave {' and '.join(ids)} out, and encode(text, add_special_tokens=False)",
             )
+        for name, remedy in _NOT_TAKEN.items():
+            if variables.pop(name, None):
+                raise RequestError(f"apply_chat_template does not take {name}", remedy=remedy)
         if not messages:
             raise RequestError("a conversation needs at least one message", got="none")
-        if self.chat_template is None:
+        template = self.chat_template if tools is None or self.tool_template is None else self.tool_template
+        if template is None:
             raise RequestError(f"{self.source} has no chat template", remedy="give the text as it is (--no-chat)")
-        return self._compiled.render(
+        return _compiled(template, self.source).render(
             messages=[{k: v for k, v in message.items() if v is not None} for message in messages],
             add_generation_prompt=add_generation_prompt,
             tools=tools,
@@ -174,13 +186,14 @@ class Tokenizer:
             **{**self.special_tokens, **variables},
         )
 
-    @cached_property
-    def _compiled(self) -> ChatTemplate:
-        return ChatTemplate(self.chat_template or "", self.source)
-
     def _error(self, error: BaseException, what: str) -> BaseException:
         """What to raise for an error of the fast tokenizer."""
         return RequestError(f"the tokenizer of {self.source} {what}", got=said(error)) if is_failure(error) else error
+
+
+@lru_cache(maxsize=8)
+def _compiled(template: str, source: str | Path) -> ChatTemplate:
+    return ChatTemplate(template, source)
 
 
 def _conversation(messages: Any) -> list[Mapping[str, Any]]:
@@ -203,34 +216,55 @@ def _lone_surrogate(text: object) -> int | None:
     return next((at for at, one in enumerate(characters) if "\ud800" <= one <= "\udfff"), None)
 
 
-def _content(fields: Fields, name: str) -> str | None:
-    """A token as tokenizer_config.json writes it: text, or an object with its content; None where it is absent."""
-    value = fields.values.get(name)
-    if value is None:
-        return None
-    return fields.fields(name).text("content") if isinstance(value, Mapping) else fields.text(name)
+def _add_tokens(fast: FastTokenizer, directory: Path, config: Fields) -> dict[str, str]:
+    """Add the tokens that other files than tokenizer.json list or name, as transformers does; special ones by name."""
+    known = list(fast.get_added_tokens_decoder().values())
+    places, path = [config], directory / "special_tokens_map.json"
+    if "added_tokens_decoder" in config.values:
+        listed = config.fields("added_tokens_decoder")
+        if wrong := [key for key in listed.values if not (key.isdecimal() and len(key) < 10)]:
+            raise listed.wrong("a key", wrong[0], "a token id")
+        tokens = [_token(listed, key) for key in sorted(listed.values, key=int)]
+    else:
+        tokens = known.copy()
+        if is_file(path):
+            places.append(Fields.of_file(path))
+    found = {name: place for place in places for name in (*_SPECIAL, *_EXTRA) if place.values.get(name)}
+    named = {name: _token(found[name], name) for name in _SPECIAL if name in found}
+    extra = next((_items(found[name], name) for name in _EXTRA if name in found), [])
+    special = {token.content for token in named.values()}
+    held = {token.content for token in (*known, *tokens)}
+    new = [token for token in (*named.values(), *extra) if token.content not in held]
+    for token in (*new, *(token for token in tokens if token.content in special)):
+        token.special = True
+    fast.add_tokens([*tokens, *new])  # a token that the tokenizer knows keeps its id
+    return {name: token.content for name, token in named.items()}
 
 
-def _template(directory: Path, config: Fields) -> str | None:
+def _items(fields: Fields, name: str) -> list[AddedToken]:
+    """The tokens of a list, or of an object that gives each a name."""
+    value = fields.values[name]
+    tokens = value.values() if isinstance(value, Mapping) else fields.items(name)
+    return [_token(Fields({name: token}, fields.source), name) for token in tokens]
+
+
+def _token(fields: Fields, name: str) -> AddedToken:
+    """A token as these files write it: text, or an object with its content."""
+    if not isinstance(fields.values[name], Mapping):
+        return AddedToken(fields.text(name), special=True)
+    entry = fields.fields(name)
+    return AddedToken(entry.text("content"), **{flag: entry.flag(flag) for flag in _FLAGS if flag in entry.values})
+
+
+def _templates(directory: Path, config: Fields) -> dict[str, str]:
+    """Jinja by the name of the template: "default", "tool_use"."""
     path = directory / "chat_template.jinja"
     if is_file(path):
-        return read_text(path)
+        return {"default": read_text(path)}
     named = config.values.get("chat_template")
     if named is None:
-        return None
+        return {}
     if not isinstance(named, list):
-        return config.text("chat_template")
+        return {"default": config.text("chat_template")}
     entries = [Fields({"entry": entry}, f"chat_template of {config.source}").fields("entry") for entry in named]
-    return {entry.text("name"): entry.text("template") for entry in entries}.get("default")
-
-
-def _add_missing_tokens(fast: FastTokenizer, added: Fields) -> None:
-    """Tokens that only tokenizer_config.json knows, in the order of their ids."""
-    if wrong := [key for key in added.values if not (key.isdecimal() and len(key) < 10)]:
-        raise added.wrong("a key", wrong[0], "a token id")
-    for key in sorted(added.values, key=int):
-        entry = added.fields(key)
-        content = entry.text("content")
-        if fast.token_to_id(content) is None:
-            flags = {name: entry.flag(name) for name in ("single_word", "lstrip", "rstrip", "normalized", "special")}
-            fast.add_tokens([AddedToken(content, **flags)])
+    return {entry.text("name"): entry.text("template") for entry in entries}

@@ -163,11 +163,19 @@ def test_ids_that_are_no_ids() -> None:
 
 def test_ids_that_the_model_itself_does_not_take() -> None:
     none = [[1, 2, 3]], [torch.tensor([1, 2])], None, np.array([[1]])
-    for ids in (*none, torch.tensor([1, 2]), torch.rand(1, 2), torch.tensor([[-1]]), torch.ones(1, 10**4).long()):
+    elsewhere = torch.ones(1, 2, dtype=torch.int64, device="meta")
+    bad = torch.tensor([1, 2]), torch.rand(1, 2), torch.tensor([[-1]]), torch.ones(1, 10**4).long(), elsewhere
+    for ids in (*none, *bad):
         with pytest.raises(RequestError) as error:
             tiny()(ids)
         check_words(error.value)
         assert ("torch.tensor([ids])" in str(error.value)) == (not isinstance(ids, torch.Tensor))
+    cache = tiny().new_cache(1, 64)
+    cache.open(0, 2)
+    for alone in ({"cache": cache}, {"step": cache.prefill([(0, 2)], [1])}):
+        with pytest.raises(RequestError, match="a cache and a step belong together") as error:
+            tiny()(torch.tensor([[1, 2]]), **alone)
+        check_words(error.value)
 
 
 @pytest.mark.parametrize("temperature", [1e-37, 1e-38, 1e-40, 1e-45, 5e-324, 1e-300])

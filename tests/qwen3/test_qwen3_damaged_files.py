@@ -230,7 +230,7 @@ def test_the_good_one_loads(good: Path) -> None:
 FIELDS = {
     "config.json": ["num_hidden_layers", "num_local_experts", "max_position_embeddings", "rope_parameters"],
     "generation_config.json": ["eos_token_id"],
-    "tokenizer_config.json": ["eos_token", "added_tokens_decoder"],
+    "tokenizer_config.json": ["eos_token", "added_tokens_decoder", "additional_special_tokens"],
 }
 
 

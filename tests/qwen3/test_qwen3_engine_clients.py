@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import time
@@ -13,7 +14,7 @@ import pytest
 from processes import run_python
 from qwen3_checkpoints import TINY, prompts
 from tiny_engines import alone, asked, collect, engine, tiny
-from ttnn_moe.errors import RequestError
+from ttnn_moe.errors import ContractError, RequestError
 from ttnn_moe.kv.paged import PagedCache
 from ttnn_moe.models.qwen3 import Engine, Qwen3Moe, Tokenizer, generate, stream
 from ttnn_moe.models.qwen3.runtime.engine import Load
@@ -245,7 +246,7 @@ def test_a_step_within_a_step_is_refused(call: str, monkeypatch: pytest.MonkeyPa
 FORK = """
 import os, signal, threading
 from tiny_engines import engine
-from ttnn_moe.errors import RequestError
+from ttnn_moe.errors import ContractError, RequestError
 from ttnn_moe.models.qwen3 import Qwen3Moe
 
 busy, idle = engine(1), engine(1)
@@ -356,6 +357,17 @@ def test_an_engine_that_was_not_made_has_no_cache() -> None:
         Engine(tiny(), cache=cache, graphs=True)
     Engine(tiny(), cache=cache)
     del kept
+
+
+def test_weights_of_another_dtype_wait_until_they_are_changed_back() -> None:
+    network = copy.deepcopy(tiny())
+    served = Engine(network, 2, 64)
+    number = served.add([70, 71], max_new_tokens=3, stop_ids=())
+    network.half()
+    with pytest.raises(ContractError, match=r"weights do not fit .*; got torch.float16 on cpu; expected torch.float32"):
+        served.step()
+    network.float()
+    assert len([*served.stream(number)]) == 3
 
 
 def test_a_closed_engine_refuses_every_call() -> None:

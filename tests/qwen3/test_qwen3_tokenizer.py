@@ -108,6 +108,14 @@ def test_options_that_ask_for_ids_are_refused(pair) -> None:
         ours.apply_chat_template(CHATS[0], tokenize=True, return_tensors="pt")
 
 
+@pytest.mark.parametrize("name, value", [("chat_template", "{{ 1 }}"), ("continue_final_message", True)])
+def test_options_that_would_do_nothing_are_refused(pair, name: str, value: object) -> None:
+    ours, _ = pair
+    assert ours.apply_chat_template(CHATS[0], **{name: None}) == ours.apply_chat_template(CHATS[0])
+    with pytest.raises(RequestError, match=f"apply_chat_template does not take {name}; to fix it: "):
+        ours.apply_chat_template(CHATS[0], **{name: value})
+
+
 def test_a_lone_surrogate_is_named(pair) -> None:
     with pytest.raises(RequestError, match=r"refuses this text: it has a lone surrogate; got '\\ud800' at character 2"):
         pair[0].encode("ab\ud800c")
@@ -187,6 +195,65 @@ def test_template_and_tokens_of_the_older_layout(tmp_path: Path) -> None:
     tokenizer = Tokenizer.from_directory(tmp_path)
     assert tokenizer.apply_chat_template(CHATS[0]) == "hi<|im_end|>"
     assert tokenizer.encode("<think>") == [n]
+
+
+PLAIN = {"lstrip": False, "rstrip": False, "normalized": False, "single_word": False}
+ODD_FILES = {
+    "eos named elsewhere": ({"eos_token": None}, {"eos_token": {"content": "<|im_end|>", **PLAIN}}),
+    "two files": ({"eos_token": "<|endoftext|>"}, {"eos_token": "<|im_end|>", "additional_special_tokens": ["<a>"]}),
+    "one file": ({"eos_token": "<|im_end|>", "added_tokens_decoder": {}}, {"eos_token": "<|endoftext|>"}),
+    "unknown": ({"eos_token": "<eos>", "pad_token": "<pad>", "additional_special_tokens": ["<a>"]}, None),
+    "objects": ({}, {"extra_special_tokens": [{"content": "<a>", **PLAIN}, "<|im_end|>"]}),
+    "names": ({"extra_special_tokens": {"image_token": "<a>"}}, None),
+    "known": ({"added_tokens_decoder": {"0": {"content": "h", "special": False, **PLAIN}}}, None),
+    "special": ({"added_tokens_decoder": {"400": {"content": "<|im_start|>", "special": True, **PLAIN}}}, None),
+}
+
+
+@pytest.mark.parametrize("name", ODD_FILES)
+def test_special_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    path = build(tmp_path) / "tokenizer.json"
+    whole = json.loads(path.read_text())
+    whole["added_tokens"] = [{**token, "special": False} for token in whole["added_tokens"]]
+    path.write_text(json.dumps(whole))
+    settings, named = ODD_FILES[name]
+    path = tmp_path / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **settings}))
+    if named is not None:
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(named))
+    ours, theirs = Tokenizer.from_directory(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    ids = theirs("the <|im_start|> <a>b<eos><pad> <|im_end|> h<|endoftext|>")["input_ids"]
+    assert ours.encode("the <|im_start|> <a>b<eos><pad> <|im_end|> h<|endoftext|>") == ids
+    assert ours.eos_token_id == theirs.eos_token_id
+    stream = ours.stream()
+    text = "".join([*map(stream.push, ids), stream.finish()])
+    assert text == ours.decode(ids) == theirs.decode(ids, skip_special_tokens=True)
+
+
+def test_a_template_for_tools_is_taken_as_by_transformers(tmp_path: Path) -> None:
+    path = build(tmp_path) / "tokenizer_config.json"
+    (tmp_path / "chat_template.jinja").unlink()
+    named = [{"name": name, "template": name + "{{ tools | length }}"} for name in ("default", "tool_use")]
+    path.write_text(json.dumps({**json.loads(path.read_text()), "chat_template": named}))
+    ours, theirs = Tokenizer.from_directory(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    for tools in ([{"name": "f"}], []):
+        expected = theirs.apply_chat_template(CHATS[0], tokenize=False, tools=tools)
+        assert ours.apply_chat_template(CHATS[0], tools=tools) == expected
+    with pytest.raises(RequestError, match="NoneType"):
+        ours.apply_chat_template(CHATS[0])
+    assert Tokenizer(ours.fast, {}, "default").apply_chat_template(CHATS[0], tools=[]) == "default"
+
+
+def test_a_template_may_be_replaced(made: Tokenizer) -> None:
+    tokenizer = Tokenizer(made.fast, {}, "one")
+    assert tokenizer.apply_chat_template(CHATS[0]) == "one"
+    tokenizer.chat_template = "two"
+    assert tokenizer.apply_chat_template(CHATS[0]) == "two"
+
+
+def test_the_error_of_a_template_names_its_operator(made: Tokenizer) -> None:
+    with pytest.raises(RequestError, match=r"unsupported operand type\(s\) for \+: 'NoneType' and 'str'"):
+        Tokenizer(made.fast, {}, "{{ none + 'x' }}").apply_chat_template(CHATS[0])
 
 
 @pytest.mark.parametrize("key", ["x", "-1", "", "9" * 5000])

@@ -159,6 +159,7 @@ DAMAGE = {
     ),
     "sliding window of the default size": (lambda d: edit(d, use_sliding_window=True, sliding_window=None), "4096"),
     "sliding window": (lambda d: edit(d, use_sliding_window=True, sliding_window=64), "sliding-window"),
+    "attention to later tokens": (lambda d: edit(d, is_causal=False), "is_causal of"),
     "activation": (lambda d: edit(d, hidden_act="gelu"), "activation"),
     "quantised": (lambda d: edit(d, quantization_config={"quant_method": "fp8"}), "fp8"),
     "text for a size": (lambda d: edit(d, hidden_size="64"), "hidden_size"),

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ttnn_moe.accelerator import on_host
 from ttnn_moe.arguments import integer
 from ttnn_moe.contract import Experts, Routing
 from ttnn_moe.errors import CheckpointError, ContractError, RequestError
@@ -97,7 +98,7 @@ class Conversion:
         self.sizes = config.num_experts, config.hidden_size, config.moe_intermediate_size
         self._check_sizes(directory)
         if config.tie_word_embeddings and HEAD in checkpoint.headers:
-            with checkpoint.reader() as read:
+            with on_host(), checkpoint.reader() as read:
                 checkpoint.check_tied_head(read(EMBED).to(checkpoint.dtype))
         default = "cuda" if torch.cuda.is_available() else "cpu"
         self.device = device_of(default if device is None else device, "reference")
@@ -105,7 +106,8 @@ class Conversion:
         self.copied = [path for name in COPIED if is_file(path := checkpoint.directory / name)]
         self.calibration = None
         if calibrate is not None:
-            self.calibration = Calibration.of_file(calibrate, checkpoint.directory, config, tokens)
+            with on_host():
+                self.calibration = Calibration.of_file(calibrate, checkpoint.directory, config, tokens)
         self.output = Output(out, self._made_by())
         self.contents = [self._contents(i) for i in range(config.num_hidden_layers + 1)]
         sizes = [sum(parts.values()) for parts in self.contents]
@@ -173,7 +175,7 @@ class Conversion:
             if progress is not None:
                 progress(done, sum(steps))
 
-        with output.opened(), torch.autocast(self.device.type, enabled=False):
+        with output.opened(), on_host(), torch.autocast(self.device.type, enabled=False):
             self._check_room()
             output.begin()
             missing = [i for i in range(L + 1) if not output.has(self.shard(i))]

@@ -24,7 +24,7 @@ from ttnn_moe.visible import shown
 from ..tokenizer import Tokenizer
 from .captured import runner_for
 from .graphs import Progress
-from .language_model import LanguageModel, SharesSteps, check_model, fresh_of
+from .language_model import LanguageModel, SharesSteps, check_model, check_weights, fresh_of
 from .life import Life
 from .limits import Limits, check_queue, check_room, check_waiting
 from .owners import claim, give_up
@@ -124,7 +124,7 @@ class Engine:
         self._lost: deque[int] = deque()
         self._chunk: Chunk = limits.prefill_chunk
         self._together: Sequence[Request] = ()  # of the last `run`, until they are over
-        self._life = Life()
+        self._life, self._made_for = Life(), (model.device, model.dtype)
         self._shared = model if isinstance(model, SharesSteps) else None
         claim(self.cache, self)  # last: an engine that was not made has no cache
 
@@ -327,6 +327,7 @@ class Engine:
     def _step(self, keep: bool) -> list[Token]:
         """keep: put tokens where streams find them, even of requests that have none yet."""
         self._life.check_between_steps()
+        check_weights(self.model, self._made_for)
         self._end_lost()
         out: list[Token] = []
         scheduler, stats = self.scheduler, self.stats

@@ -8,7 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from ttnn_moe.errors import RequestError
+from ttnn_moe.errors import ContractError, RequestError
 from ttnn_moe.kv.cache import RowCache
 from ttnn_moe.kv.formats import PAGED
 from ttnn_moe.visible import shown
@@ -90,6 +90,17 @@ def check_model(model: object) -> None:
             got=shown(model),
             expected="a Qwen3Moe or another LanguageModel",
             remedy="make one: load_model(DIR)",
+        )
+
+
+def check_weights(model: LanguageModel, before: tuple[torch.device, torch.dtype]) -> None:
+    """Raise ContractError unless the model still has the device and the dtype that its cache was made for."""
+    if (model.device, model.dtype) != before:
+        raise ContractError(
+            "the model's weights do not fit the engine's cache any more",
+            got=f"{model.dtype} on {model.device}",
+            expected=f"{before[1]} on {before[0]}",
+            remedy="make another engine after such a change, or change the weights back",
         )
 
 

@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from command import run
 from quantize_models import SIZES, files, made
+from torch_defaults import defaults
 from ttnn_moe import Problem, Routing, decoder, registry
 from ttnn_moe.errors import BackendUnavailable, CheckpointError
 from ttnn_moe.formats import quantise_mxfp4
@@ -177,16 +178,12 @@ def test_as_much_of_a_text_is_read_as_has_the_tokens(model: Path, text: Path, tm
     assert not thread.is_alive()
 
 
-def test_torchs_default_dtype_and_autocast_change_no_byte(model: Path, text: Path, tmp_path: Path) -> None:
+def test_torchs_defaults_and_autocast_change_no_byte(model: Path, text: Path, tmp_path: Path) -> None:
     quantize_model(model, tmp_path / "want", calibrate=text, tokens=200, device="cpu")
-    before = torch.get_default_dtype()
-    for dtype in (torch.bfloat16, torch.float64):
-        torch.set_default_dtype(dtype)
-        try:
-            quantize_model(model, tmp_path / str(dtype), calibrate=text, tokens=200, device="cpu")
-        finally:
-            torch.set_default_dtype(before)
-        assert files(tmp_path / str(dtype)) == files(tmp_path / "want")
+    for given in ((torch.bfloat16, None), (torch.float64, None), (None, "meta")):
+        with defaults(*given):
+            quantize_model(model, tmp_path / str(given), calibrate=text, tokens=200, device="cpu")
+        assert files(tmp_path / str(given)) == files(tmp_path / "want")
     with torch.autocast("cpu", torch.bfloat16):
         quantize_model(model, tmp_path / "autocast", calibrate=text, tokens=200, device="cpu")
     assert files(tmp_path / "autocast") == files(tmp_path / "want")
