@@ -76,6 +76,10 @@ def test_a_checkpoint_is_loaded(make: Any) -> None:
     torch.testing.assert_close(made.model.layers[1].mlp.gate.weight, wanted.mlp.router.weight.float())
 
 
+def rope_of(config: Any) -> dict[str, Any]:
+    return config.model_config.hf_text_config.rope_parameters
+
+
 STAYS = {
     "quantised": (lambda config: setattr(config, "quant_config", object()), "quantised"),
     "lora": (lambda config: setattr(config, "lora_config", object()), "LoRA"),
@@ -89,6 +93,8 @@ STAYS = {
         lambda config: setattr(config.model_config.hf_text_config, "rope_parameters", {"rope_type": "linear"}),
         "RoPE is 'linear'",
     ),
+    "mrope": (lambda config: rope_of(config).update(mrope_section=[8, 12, 12]), "M-RoPE"),
+    "partial": (lambda config: rope_of(config).update(partial_rotary_factor=0.5), "part of each head"),
     "prefetch": (lambda config: setattr(config.offload_config.prefetch, "offload_group_size", 8), "offloading"),
     "uva": (lambda config: setattr(config.offload_config.uva, "cpu_offload_gb", 8), "offloading"),
     "dbo": (lambda config: setattr(config.parallel_config, "enable_dbo", True), "--enable-dbo"),

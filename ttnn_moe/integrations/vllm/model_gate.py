@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -41,9 +42,9 @@ def why_not(config: Any) -> str | None:
             return reason
     if config.model_config.dtype not in _DTYPES and current_platform.is_cuda():
         return f"its dtype is {shown(str(config.model_config.dtype))}, neither bf16 nor fp16"
-    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in _ROPES:
-        return f"its RoPE is {shown(rope)}, not one of {', '.join(_ROPES)}"
+    rope = _why_not_rope(getattr(text, "rope_parameters", None) or {})
+    if rope is not None:
+        return rope
     if current_platform.is_cuda():
         capability = current_platform.get_device_capability()
         if capability is None or capability < (8, 0):
@@ -51,6 +52,17 @@ def why_not(config: Any) -> str | None:
     elif not os.environ.get(registry.ENV):
         return "only CUDA GPUs are served"
     return gate.why_not_together(parallel)
+
+
+def _why_not_rope(rope: Mapping[str, Any]) -> str | None:
+    kind = rope.get("rope_type", "default")
+    if kind not in _ROPES:
+        return f"its RoPE is {shown(kind)}, not one of {', '.join(_ROPES)}"
+    if "mrope_section" in rope:
+        return "a token has three positions (M-RoPE)"
+    if rope.get("partial_rotary_factor", 1) != 1 or rope.get("rope_dim"):
+        return "its RoPE turns a part of each head"
+    return None
 
 
 def own_attention(config: Any) -> bool:
