@@ -21,7 +21,7 @@ REFUSED = {
     "ungated": ({"is_act_and_mul": False}, "not silu(gate) * up"),
     "clamped": ({"swiglu_limit": 7.0}, "swiglu_limit=7.0"),
     "dtype": ({"in_dtype": torch.float64}, "torch.float64"),
-    "batched": ({"batched": True}, "batched activation format"),
+    **{name: ({"exchange": name}, f"--all2all-backend {name}") for name in ("moonep", "deepep_v2", "nixl_ep")},
 }
 
 

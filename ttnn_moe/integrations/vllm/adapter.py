@@ -49,7 +49,7 @@ class TtnnMoeExperts(modular_kernel.FusedMoEExpertsModular):
 
     @staticmethod
     def _supports_parallel_config(moe_parallel_config: Any) -> bool:
-        return not moe_parallel_config.use_batched_activation_format
+        return gate.hands_out_tokens(moe_parallel_config)
 
     def supports_expert_map(self) -> bool:
         return True

@@ -18,6 +18,7 @@ _KERNELS = (
     "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS",
 )
 """Variables by which vLLM's users choose kernels of gpt-oss."""
+_EXCHANGES = "allgather_reducescatter", "deepep_high_throughput"
 
 
 def why_not(moe: Any, parallel: Any) -> str | None:
@@ -75,11 +76,21 @@ def _why_not_form(moe: Any) -> str | None:
     return None
 
 
+def hands_out_tokens(parallel: Any) -> bool:
+    """Whether vLLM's exchange gives tokens with the ids of their experts, or there is none.
+
+    Args:
+        parallel: vLLM's FusedMoEParallelConfig.
+    """
+    return not parallel.use_all2all_kernels or parallel.all2all_backend in _EXCHANGES
+
+
 def _why_not_exchange(moe: Any) -> str | None:
-    if moe.moe_parallel_config.use_batched_activation_format:
+    parallel = moe.moe_parallel_config
+    if not hands_out_tokens(parallel):
         return (
-            "its all-to-all backend hands out one batch an expert (the batched activation format); to change it: "
-            "--all2all-backend allgather_reducescatter or deepep_high_throughput"
+            f"the operator does not take tokens from --all2all-backend {parallel.all2all_backend}; "
+            f"to change it: --all2all-backend {' or '.join(_EXCHANGES)}"
         )
     return None
 

@@ -73,8 +73,7 @@ _CONFIG: dict[tuple[str, str], Names] = {
         "is_lora_enabled",
         "swiglu_limit",
     ),
-    (f"{_MOE}.config", "FusedMoEParallelConfig"): ("dp_size", "enable_eplb"),
-    (f"{_MOE}.config", "FusedMoEParallelConfig.use_batched_activation_format"): ("self",),
+    (f"{_MOE}.config", "FusedMoEParallelConfig"): ("dp_size", "all2all_backend"),
     (f"{_MOE}.config", "FusedMoEParallelConfig.use_all2all_kernels"): ("self",),
 }
 """What `gate` asks of a layer's configuration."""
