@@ -101,14 +101,18 @@ def test_what_fails_at_load_stays_with_vllm(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [({"apply_router_weight_on_input": True}, "multiply the input"), ({}, "backend 'cuda' cannot run here")],
+    ("options", "backend", "said"),
+    [
+        ({"apply_router_weight_on_input": True}, "reference", "multiply the input"),
+        ({}, "", "backend 'cuda' cannot run here"),
+        ({}, "auto", "backend 'cuda' cannot run here"),
+        ({}, "cudda", "no such backend"),
+    ],
 )
 def test_layers_that_are_refused_once_they_are_loaded(
-    make: Any, lines: list[Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
+    make: Any, lines: list[Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], backend: str, said: str
 ) -> None:
-    if not options:
-        monkeypatch.delenv("TTNN_MOE_BACKEND")
+    monkeypatch.setenv("TTNN_MOE_BACKEND", backend)
     chosen = _triton()
     monkeypatch.setattr(f"{METHOD}.select_unquantized_moe_backend", lambda moe_config: chosen)
     assert not served(make(**options))

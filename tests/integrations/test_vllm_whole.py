@@ -126,6 +126,16 @@ def test_where_layers_do_not_serve_they_are_vllms(
     )
 
 
+@pytest.mark.parametrize(("backend", "served"), [("", False), ("auto", False), ("reference", True)])
+def test_without_a_gpu_a_backend_is_named(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str, served: bool
+) -> None:
+    from ttnn_moe.integrations.vllm import model_gate
+
+    monkeypatch.setenv("TTNN_MOE_BACKEND", backend)
+    assert (model_gate.why_not(config_of(tiny(tmp_path))) is None) is served
+
+
 @pytest.mark.parametrize("served", [True, False])
 @pytest.mark.parametrize("task", ["embed", "classify"])
 def test_models_that_pool(make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, served: bool, task: str) -> None:

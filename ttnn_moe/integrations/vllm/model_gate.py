@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from vllm.platforms import current_platform
 
-from ... import registry
 from ...cuda.attention.memory import why_not_heads
 from ...visible import shown
-from . import gate
+from . import gate, setting
 from .surface import ATTENTION, SIDE_BY_SIDE, installed
 
 _DTYPES = (torch.bfloat16, torch.float16)
@@ -49,7 +47,7 @@ def why_not(config: Any) -> str | None:
         capability = current_platform.get_device_capability()
         if capability is None or capability < (8, 0):
             return "the GPU is older than compute capability 8.0"
-    elif not os.environ.get(registry.ENV):
+    elif not setting.names_backend():
         return "only CUDA GPUs are served"
     return gate.why_not_together(parallel)
 
