@@ -40,23 +40,25 @@ def test_a_layer_that_cannot_be_served_stays_as_vllm_chose(
 
 
 @pytest.mark.parametrize(
-    ("parallel", "environment", "said"),
-    [
-        ({"use_ubatching": True}, {}, "--enable-dbo"),
-        ({"enable_elastic_ep": True}, {}, "elastic"),
-        ({}, {"VLLM_BATCH_INVARIANT": "1"}, "VLLM_BATCH_INVARIANT"),
-    ],
+    ("parallel", "said"), [({"use_ubatching": True}, "--enable-dbo"), ({"enable_elastic_ep": True}, "elastic")]
 )
-def test_engines_that_are_not_served(
-    make: Any, monkeypatch: pytest.MonkeyPatch, parallel: dict[str, Any], environment: dict[str, str], said: str
-) -> None:
+def test_engines_that_are_not_served(make: Any, parallel: dict[str, Any], said: str) -> None:
+    from ttnn_moe.integrations.vllm import gate
+
+    reason = gate.why_not(make(loaded=False).quant_method.moe, SimpleNamespace(**parallel))
+    assert reason is not None and said in reason
+
+
+@pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "VLLM_USE_FLASHINFER_MOE_FP16"])
+def test_variables_of_vllms_that_ask_for_its_kernels(make: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from ttnn_moe.integrations.vllm import gate
 
     moe = make(loaded=False).quant_method.moe
-    for key, value in environment.items():
-        monkeypatch.setenv(key, value)
-    reason = gate.why_not(moe, SimpleNamespace(**parallel))
-    assert reason is not None and said in reason
+    for value in ("", "0"):
+        monkeypatch.setenv(name, value)
+        assert gate.why_not(moe, None) is None
+    monkeypatch.setenv(name, "1")
+    assert name in str(gate.why_not(moe, None))
 
 
 @pytest.mark.parametrize(("uva", "refused"), [(True, False), (False, True), (None, True)])
