@@ -98,6 +98,7 @@ STAYS = {
     "prefetch": (lambda config: setattr(config.offload_config.prefetch, "offload_group_size", 8), "offloading"),
     "uva": (lambda config: setattr(config.offload_config.uva, "cpu_offload_gb", 8), "offloading"),
     "dbo": (lambda config: setattr(config.parallel_config, "enable_dbo", True), "--enable-dbo"),
+    "ipc": (lambda config: setattr(config.load_config, "load_format", "ipc_cache"), "--load-format ipc_cache"),
 }
 
 

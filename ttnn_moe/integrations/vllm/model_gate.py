@@ -15,13 +15,16 @@ from .surface import ATTENTION, SIDE_BY_SIDE, installed
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _ROPES = ("default", "yarn")
+_BRING_BUFFERS = ("ipc_cache", "tensorizer")
 
 
 def why_not(config: Any) -> str | None:
     """Why vLLM's own model runs; None: this package's layers may. config: vLLM's VllmConfig."""
     parallel, text = config.parallel_config, config.model_config.hf_text_config
-    offload = config.offload_config
+    offload, loader = config.offload_config, config.load_config.load_format
     asked = {
+        # it makes a model on meta, and puts other buffers in place of those that layers share
+        f"its buffers come with its weights (--load-format {loader})": loader in _BRING_BUFFERS,
         # vLLM brings them when it calls a layer; an operator here is parts of two
         "weights are on the host (offloading)": offload.uva.cpu_offload_gb > 0
         or offload.prefetch.offload_group_size > 0,
