@@ -49,6 +49,17 @@ def test_engines_that_are_not_served(make: Any, parallel: dict[str, Any], said: 
     assert reason is not None and said in reason
 
 
+def test_a_model_that_reads_the_experts_itself_keeps_vllms_order(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flint's kernels on Blackwell end with an error where FlashInfer's order is not there."""
+    from ttnn_moe.integrations.vllm import adapter
+
+    config = SimpleNamespace(model_config=SimpleNamespace(architectures=["FlintForCausalLM"]), parallel_config=None)
+    monkeypatch.setattr(adapter, "get_current_vllm_config_or_none", lambda: config)
+    chosen = _triton()
+    monkeypatch.setattr(f"{METHOD}.select_unquantized_moe_backend", lambda moe_config: chosen)
+    assert not served(make())
+
+
 @pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "VLLM_USE_FLASHINFER_MOE_FP16"])
 def test_variables_of_vllms_that_ask_for_its_kernels(make: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from ttnn_moe.integrations.vllm import gate

@@ -20,6 +20,8 @@ _GPT_OSS_KERNELS = (
     "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS",
 )
 """Variables by which vLLM's users choose kernels of gpt-oss."""
+_READ_THEIR_EXPERTS = ("FlintForCausalLM",)
+"""Models whose own kernels read the experts' weights, in the order of the kernels that vLLM chose."""
 _EXCHANGES = "allgather_reducescatter", "deepep_high_throughput"
 
 
@@ -36,6 +38,14 @@ def why_not(moe: Any, parallel: Any) -> str | None:
         or _why_not_exchange(moe)
         or why_not_together(parallel)
     )
+
+
+def why_not_model(model: Any) -> str | None:
+    """Why all layers of a model stay with vLLM. model: vLLM's ModelConfig, or None."""
+    for name in getattr(model, "architectures", None) or ():
+        if name in _READ_THEIR_EXPERTS:
+            return f"{name} has kernels of its own that read the experts"
+    return None
 
 
 def why_not_gpt_oss(moe: Any, model: Any, parallel: Any) -> str | None:
