@@ -111,3 +111,12 @@ def test_what_cannot_be_served_is_an_error(make: Any, monkeypatch: pytest.Monkey
     layer = filled(make, "mxfp4", tensors)
     with pytest.raises(BackendUnavailable, match="cannot be served: backend 'cuda' cannot run here"):
         layer.quant_method.process_weights_after_loading(layer)
+
+
+def test_data_parallelism_is_an_error(make: Any) -> None:
+    """Packed experts have no place in vLLM's exchange of tokens."""
+    from ttnn_moe.integrations.vllm.quantised import QuantisedMethod
+
+    moe = vllm_layers._changed(filled(make, "mxfp4", packed("mxfp4")[1]).moe_config, {"dp_size": 2})
+    with pytest.raises(BackendUnavailable, match="layer 3: .*--data-parallel-size 1"):
+        QuantisedMethod(moe, STORED["mxfp4"], "layer 3")

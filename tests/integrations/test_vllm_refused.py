@@ -21,7 +21,7 @@ REFUSED = {
     "ungated": ({"is_act_and_mul": False}, "not silu(gate) * up"),
     "clamped": ({"swiglu_limit": 7.0}, "swiglu_limit=7.0"),
     "dtype": ({"in_dtype": torch.float64}, "torch.float64"),
-    "batched": ({"batched": True}, "batched activation format"),
+    **{name: ({"exchange": name}, f"--all2all-backend {name}") for name in ("moonep", "deepep_v2", "nixl_ep")},
 }
 
 
@@ -40,23 +40,36 @@ def test_a_layer_that_cannot_be_served_stays_as_vllm_chose(
 
 
 @pytest.mark.parametrize(
-    ("parallel", "environment", "said"),
-    [
-        ({"use_ubatching": True}, {}, "--enable-dbo"),
-        ({"enable_elastic_ep": True}, {}, "elastic"),
-        ({}, {"VLLM_BATCH_INVARIANT": "1"}, "VLLM_BATCH_INVARIANT"),
-    ],
+    ("parallel", "said"), [({"use_ubatching": True}, "--enable-dbo"), ({"enable_elastic_ep": True}, "elastic")]
 )
-def test_engines_that_are_not_served(
-    make: Any, monkeypatch: pytest.MonkeyPatch, parallel: dict[str, Any], environment: dict[str, str], said: str
-) -> None:
+def test_engines_that_are_not_served(make: Any, parallel: dict[str, Any], said: str) -> None:
+    from ttnn_moe.integrations.vllm import gate
+
+    reason = gate.why_not(make(loaded=False).quant_method.moe, SimpleNamespace(**parallel))
+    assert reason is not None and said in reason
+
+
+def test_a_model_that_reads_the_experts_itself_keeps_vllms_order(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Flint's kernels on Blackwell end with an error where FlashInfer's order is not there."""
+    from ttnn_moe.integrations.vllm import adapter
+
+    config = SimpleNamespace(model_config=SimpleNamespace(architectures=["FlintForCausalLM"]), parallel_config=None)
+    monkeypatch.setattr(adapter, "get_current_vllm_config_or_none", lambda: config)
+    chosen = _triton()
+    monkeypatch.setattr(f"{METHOD}.select_unquantized_moe_backend", lambda moe_config: chosen)
+    assert not served(make())
+
+
+@pytest.mark.parametrize("name", ["VLLM_BATCH_INVARIANT", "VLLM_USE_FLASHINFER_MOE_FP16"])
+def test_variables_of_vllms_that_ask_for_its_kernels(make: Any, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     from ttnn_moe.integrations.vllm import gate
 
     moe = make(loaded=False).quant_method.moe
-    for key, value in environment.items():
-        monkeypatch.setenv(key, value)
-    reason = gate.why_not(moe, SimpleNamespace(**parallel))
-    assert reason is not None and said in reason
+    for value in ("", "0"):
+        monkeypatch.setenv(name, value)
+        assert gate.why_not(moe, None) is None
+    monkeypatch.setenv(name, "1")
+    assert name in str(gate.why_not(moe, None))
 
 
 @pytest.mark.parametrize(("uva", "refused"), [(True, False), (False, True), (None, True)])
@@ -101,14 +114,18 @@ def test_what_fails_at_load_stays_with_vllm(
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
-    [({"apply_router_weight_on_input": True}, "multiply the input"), ({}, "backend 'cuda' cannot run here")],
+    ("options", "backend", "said"),
+    [
+        ({"apply_router_weight_on_input": True}, "reference", "multiply the input"),
+        ({}, "", "backend 'cuda' cannot run here"),
+        ({}, "auto", "backend 'cuda' cannot run here"),
+        ({}, "cudda", "no such backend"),
+    ],
 )
 def test_layers_that_are_refused_once_they_are_loaded(
-    make: Any, lines: list[Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], said: str
+    make: Any, lines: list[Any], monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], backend: str, said: str
 ) -> None:
-    if not options:
-        monkeypatch.delenv("TTNN_MOE_BACKEND")
+    monkeypatch.setenv("TTNN_MOE_BACKEND", backend)
     chosen = _triton()
     monkeypatch.setattr(f"{METHOD}.select_unquantized_moe_backend", lambda moe_config: chosen)
     assert not served(make(**options))

@@ -148,6 +148,7 @@ def test_vllms_block_table_is_read_where_it_lies(paged: Any) -> None:
         ({}, {}, 512, True),
         ({"max_num_seqs": 16}, {}, 32, True),
         ({"max_num_batched_tokens": 1000}, {}, 512, True),
+        ({"max_num_batched_tokens": 300}, {}, 300, True),
         ({}, {"cudagraph_capture_sizes": [1, 2, 700]}, 700, False),
         ({}, {"max_cudagraph_capture_size": 64}, 64, False),
         ({"enable_lora": True}, {}, 512, False),
@@ -157,13 +158,31 @@ def test_larger_steps_have_graphs_too(
     tmp_path: Path, options: dict[str, Any], sizes: dict[str, Any], most: int, more: bool
 ) -> None:
     """vLLM's own sizes stay, and a user's choice is the user's."""
+    from ttnn_moe.integrations.vllm.graph_sizes import MORE
+
+    without, with_ours, limit = _sizes_of_graphs(tmp_path, options, sizes)
+    assert with_ours[: len(without)] == without and without[-1] == most
+    assert with_ours[len(without) :] == ([size for size in MORE if size <= limit] if more else [])
+
+
+def test_vllms_own_sizes_stay_on_blackwell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """vLLM 0.33 captures up to 1,024 tokens there."""
+    from vllm.platforms.cpu import CpuPlatform
+
+    monkeypatch.setattr(CpuPlatform, "is_device_capability_family", classmethod(lambda cls, asked, *of: asked == 100))
+    without, with_ours, _ = _sizes_of_graphs(tmp_path, {"max_num_seqs": 1024}, {})
+    assert set(without) <= set(with_ours)
+
+
+def _sizes_of_graphs(folder: Path, options: dict[str, Any], sizes: dict[str, Any]) -> tuple[list[int], list[int], int]:
+    """Sizes without the plug-in, sizes with it, and the most tokens of a step."""
     from vllm.config import CUDAGraphMode
 
-    from ttnn_moe.integrations.vllm.graph_sizes import MORE, GraphSizes
+    from ttnn_moe.integrations.vllm.graph_sizes import GraphSizes
 
     found = []
     for asked in (lambda config: None, GraphSizes.verify_and_update_config):
-        config = config_of(tiny(tmp_path), **{"max_num_seqs": 256, "enforce_eager": False, **options})
+        config = config_of(tiny(folder), **{"max_num_seqs": 256, "enforce_eager": False, **options})
         compilation = config.compilation_config
         # vLLM asks before it chooses; a CPU has no graphs
         compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
@@ -172,10 +191,7 @@ def test_larger_steps_have_graphs_too(
         asked(config)
         config._set_cudagraph_sizes()
         found.append(compilation.cudagraph_capture_sizes)
-    without, with_ours = found
-    assert with_ours[: len(without)] == without and without[-1] == most
-    limit = config.scheduler_config.max_num_batched_tokens
-    assert with_ours[len(without) :] == ([size for size in MORE if size <= limit] if more else [])
+    return found[0], found[1], config.scheduler_config.max_num_batched_tokens
 
 
 @pytest.mark.parametrize("level", ["off", "experts", "model"])

@@ -76,6 +76,10 @@ def test_a_checkpoint_is_loaded(make: Any) -> None:
     torch.testing.assert_close(made.model.layers[1].mlp.gate.weight, wanted.mlp.router.weight.float())
 
 
+def rope_of(config: Any) -> dict[str, Any]:
+    return config.model_config.hf_text_config.rope_parameters
+
+
 STAYS = {
     "quantised": (lambda config: setattr(config, "quant_config", object()), "quantised"),
     "lora": (lambda config: setattr(config, "lora_config", object()), "LoRA"),
@@ -89,9 +93,12 @@ STAYS = {
         lambda config: setattr(config.model_config.hf_text_config, "rope_parameters", {"rope_type": "linear"}),
         "RoPE is 'linear'",
     ),
+    "mrope": (lambda config: rope_of(config).update(mrope_section=[8, 12, 12]), "M-RoPE"),
+    "partial": (lambda config: rope_of(config).update(partial_rotary_factor=0.5), "part of each head"),
     "prefetch": (lambda config: setattr(config.offload_config.prefetch, "offload_group_size", 8), "offloading"),
     "uva": (lambda config: setattr(config.offload_config.uva, "cpu_offload_gb", 8), "offloading"),
     "dbo": (lambda config: setattr(config.parallel_config, "enable_dbo", True), "--enable-dbo"),
+    "ipc": (lambda config: setattr(config.load_config, "load_format", "ipc_cache"), "--load-format ipc_cache"),
 }
 
 
@@ -108,15 +115,41 @@ def test_what_stays_with_vllm(make: Any, monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert reason is not None and said in reason
 
 
-def test_where_layers_do_not_serve_the_model_is_vllms(
+def test_where_layers_do_not_serve_they_are_vllms(
     make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, lines: list[tuple[int, str]]
 ) -> None:
+    from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
+
     monkeypatch.delenv("TTNN_MOE_BACKEND")
-    ours, vllms = kinds()
-    assert type(built(config_of(tiny(tmp_path)), ours, "meta")) is vllms
+    assert type(built(config_of(tiny(tmp_path)), kinds()[0], "meta").model) is Qwen3MoeModel
     assert lines[0][1] == (
         "ttnn-moe: Qwen3-MoE stays with vLLM, whose experts may be served: only CUDA GPUs are served"
     )
+
+
+@pytest.mark.parametrize(("backend", "served"), [("", False), ("auto", False), ("reference", True)])
+def test_without_a_gpu_a_backend_is_named(
+    make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, backend: str, served: bool
+) -> None:
+    from ttnn_moe.integrations.vllm import model_gate
+
+    monkeypatch.setenv("TTNN_MOE_BACKEND", backend)
+    assert (model_gate.why_not(config_of(tiny(tmp_path))) is None) is served
+
+
+@pytest.mark.parametrize("served", [True, False])
+@pytest.mark.parametrize("task", ["embed", "classify"])
+def test_models_that_pool(make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, served: bool, task: str) -> None:
+    """vLLM makes a class of the model's, without its head. Of tied weights 0.22.1 itself makes none."""
+    from vllm.model_executor.models import adapters
+
+    if not served:
+        monkeypatch.delenv("TTNN_MOE_BACKEND")
+    config = config_of(tiny(tmp_path), runner="pooling", convert=task)
+    config.model_config.hf_text_config.tie_word_embeddings = served
+    pools = {"embed": adapters.as_embedding_model, "classify": adapters.as_seq_cls_model}[task]
+    made = built(config, pools(kinds()[0]), "meta")
+    assert hasattr(made, "pooler") and (type(made.model).__module__ == kinds()[0].__module__) is served
 
 
 def test_experts_that_are_refused_run_in_vllms_layer(whole: Any, tmp_path: Path) -> None:

@@ -118,16 +118,17 @@ _COUNT = iter(range(1 << 30))
 
 
 def _changed(moe: Any, fields: dict[str, Any]) -> Any:
-    """A FusedMoEConfig with other fields; `batched` changes its activation format."""
+    """A FusedMoEConfig with other fields; `exchange` names the all-to-all backend of its ranks."""
     moe = copy.copy(moe)
     for name, value in fields.items():
         if isinstance(getattr(type(moe), name, None), property):
             moe.__class__ = type("Changed", (type(moe),), {name: value})
         else:
             setattr(moe, name, value)
-    if fields.get("batched"):
+    if "exchange" in fields:
         parallel = moe.moe_parallel_config = copy.copy(moe.moe_parallel_config)
-        parallel.__class__ = type("Batched", (type(parallel),), {"use_batched_activation_format": True})
+        parallel.__class__ = type("Exchanged", (type(parallel),), {"use_all2all_kernels": True})
+        parallel.all2all_backend = fields["exchange"]
     return moe
 
 

@@ -155,11 +155,7 @@ class FusedMoEParallelConfig:
     tp_rank: int = 0
     dp_size: int = 1
     enable_eplb: bool = False
-    batched: bool = False
-
-    @property
-    def use_batched_activation_format(self) -> bool:
-        return self.batched
+    all2all_backend: str = "allgather_reducescatter"
 
     @property
     def use_all2all_kernels(self) -> bool:

@@ -49,7 +49,7 @@ class TtnnMoeExperts(modular_kernel.FusedMoEExpertsModular):
 
     @staticmethod
     def _supports_parallel_config(moe_parallel_config: Any) -> bool:
-        return not moe_parallel_config.use_batched_activation_format
+        return gate.hands_out_tokens(moe_parallel_config)
 
     def supports_expert_map(self) -> bool:
         return True
@@ -111,7 +111,8 @@ class TtnnMoeMethod(UnquantizedFusedMoEMethod):
         self._direct = moe.dp_size == 1 and not moe.moe_parallel_config.use_all2all_kernels
         config = get_current_vllm_config_or_none()
         self._layers = router.layers_of(config)
-        reason = gate.why_not(moe, None if config is None else config.parallel_config)
+        reason = gate.why_not_model(getattr(config, "model_config", None))
+        reason = reason or gate.why_not(moe, getattr(config, "parallel_config", None))
         self._may_serve = reason is None
         if reason is not None:
             say.warning(f"MoE layers stay with vLLM: {reason}")

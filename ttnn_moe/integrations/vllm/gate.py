@@ -11,13 +11,18 @@ import torch
 from ...contract import HIDDEN_DTYPES
 from ...visible import shown
 
-_KERNELS = (
+_DENSE_KERNELS = ("VLLM_USE_FLASHINFER_MOE_FP16",)
+"""Variables by which vLLM's users choose kernels of dense layers."""
+_GPT_OSS_KERNELS = (
     "VLLM_MXFP4_USE_MARLIN",
     "VLLM_USE_FLASHINFER_MOE_MXFP4_BF16",
     "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8",
     "VLLM_USE_FLASHINFER_MOE_MXFP4_MXFP8_CUTLASS",
 )
 """Variables by which vLLM's users choose kernels of gpt-oss."""
+_READ_THEIR_EXPERTS = ("FlintForCausalLM",)
+"""Models whose own kernels read the experts' weights, in the order of the kernels that vLLM chose."""
+_EXCHANGES = "allgather_reducescatter", "deepep_high_throughput"
 
 
 def why_not(moe: Any, parallel: Any) -> str | None:
@@ -26,13 +31,27 @@ def why_not(moe: Any, parallel: Any) -> str | None:
     Args:
         moe: vLLM's FusedMoEConfig. parallel: vLLM's ParallelConfig, or None.
     """
-    return _why_not_asked(moe) or _why_not_form(moe) or _why_not_exchange(moe) or why_not_together(parallel)
+    return (
+        _why_not_kernels(_DENSE_KERNELS)
+        or _why_not_asked(moe)
+        or _why_not_form(moe)
+        or _why_not_exchange(moe)
+        or why_not_together(parallel)
+    )
+
+
+def why_not_model(model: Any) -> str | None:
+    """Why all layers of a model stay with vLLM. model: vLLM's ModelConfig, or None."""
+    for name in getattr(model, "architectures", None) or ():
+        if name in _READ_THEIR_EXPERTS:
+            return f"{name} has kernels of its own that read the experts"
+    return None
 
 
 def why_not_gpt_oss(moe: Any, model: Any, parallel: Any) -> str | None:
     """As `why_not`, of a layer of gpt-oss in MXFP4. model: vLLM's ModelConfig, or None."""
-    if kernels := [name for name in _KERNELS if _asked(name)]:
-        return f"{kernels[0]} asks for a kernel of vLLM's; to change it: unset it"
+    if (reason := _why_not_kernels(_GPT_OSS_KERNELS)) is not None:
+        return reason
     if getattr(getattr(getattr(model, "quantization_config", None), "moe", None), "activation", None) is not None:
         return "--quantization-config names a format of activations"
     if getattr(moe.activation, "value", moe.activation) != "swigluoai" or not moe.has_bias:
@@ -52,6 +71,12 @@ def why_not_exchanged(moe: Any) -> str | None:
 def _asked(name: str) -> bool:
     """Whether a variable of vLLM's is set, and not to 0."""
     return os.environ.get(name, "0") not in ("", "0")
+
+
+def _why_not_kernels(names: tuple[str, ...]) -> str | None:
+    if asked := [name for name in names if _asked(name)]:
+        return f"{asked[0]} asks for a kernel of vLLM's; to change it: unset it"
+    return None
 
 
 def _why_not_asked(moe: Any) -> str | None:
@@ -75,11 +100,21 @@ def _why_not_form(moe: Any) -> str | None:
     return None
 
 
+def hands_out_tokens(parallel: Any) -> bool:
+    """Whether vLLM's exchange gives tokens with the ids of their experts, or there is none.
+
+    Args:
+        parallel: vLLM's FusedMoEParallelConfig.
+    """
+    return not parallel.use_all2all_kernels or parallel.all2all_backend in _EXCHANGES
+
+
 def _why_not_exchange(moe: Any) -> str | None:
-    if moe.moe_parallel_config.use_batched_activation_format:
+    parallel = moe.moe_parallel_config
+    if not hands_out_tokens(parallel):
         return (
-            "its all-to-all backend hands out one batch an expert (the batched activation format); to change it: "
-            "--all2all-backend allgather_reducescatter or deepep_high_throughput"
+            f"the operator does not take tokens from --all2all-backend {parallel.all2all_backend}; "
+            f"to change it: --all2all-backend {' or '.join(_EXCHANGES)}"
         )
     return None
 

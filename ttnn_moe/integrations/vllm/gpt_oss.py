@@ -5,7 +5,6 @@ vLLM keeps the checkpoint, weight loaders and sizes. A layer that cannot be serv
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from typing import Any
 
@@ -20,7 +19,7 @@ from ...contract import Experts
 from ...errors import ContractError
 from ...formats import mxfp4, mxfp4_boxes
 from ..gpt_oss import GATE_UP_ORDER
-from . import arranged, gate, load, say
+from . import arranged, gate, load, say, setting
 from .quantised import HOLDER
 from .served import ServedLayer
 
@@ -86,7 +85,7 @@ class GptOssMethod(GptOssMxfp4MoEMethod):
         except ContractError as error:
             self._may_serve = self._may(str(error))
             return
-        if not self._arranges and not os.environ.get(registry.ENV):
+        if not self._arranges and not setting.names_backend():
             # nobody has compared the other kernels of MXFP4 with vLLM's
             reason = f"only GPUs of compute capability 9.0 are served; to change it: {registry.ENV}=cuda"
             self._may_serve = self._may(reason)

@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from vllm.platforms import current_platform
 
-from ... import registry
 from ...cuda.attention.memory import why_not_heads
 from ...visible import shown
-from . import gate
+from . import gate, setting
 from .surface import ATTENTION, SIDE_BY_SIDE, installed
 
 _DTYPES = (torch.bfloat16, torch.float16)
 _ROPES = ("default", "yarn")
+_BRING_BUFFERS = ("ipc_cache", "tensorizer")
 
 
 def why_not(config: Any) -> str | None:
     """Why vLLM's own model runs; None: this package's layers may. config: vLLM's VllmConfig."""
     parallel, text = config.parallel_config, config.model_config.hf_text_config
-    offload = config.offload_config
+    offload, loader = config.offload_config, config.load_config.load_format
     asked = {
+        # it makes a model on meta, and puts other buffers in place of those that layers share
+        f"its buffers come with its weights (--load-format {loader})": loader in _BRING_BUFFERS,
         # vLLM brings them when it calls a layer; an operator here is parts of two
         "weights are on the host (offloading)": offload.uva.cpu_offload_gb > 0
         or offload.prefetch.offload_group_size > 0,
@@ -41,16 +43,27 @@ def why_not(config: Any) -> str | None:
             return reason
     if config.model_config.dtype not in _DTYPES and current_platform.is_cuda():
         return f"its dtype is {shown(str(config.model_config.dtype))}, neither bf16 nor fp16"
-    rope = (getattr(text, "rope_parameters", None) or {}).get("rope_type", "default")
-    if rope not in _ROPES:
-        return f"its RoPE is {shown(rope)}, not one of {', '.join(_ROPES)}"
+    rope = _why_not_rope(getattr(text, "rope_parameters", None) or {})
+    if rope is not None:
+        return rope
     if current_platform.is_cuda():
         capability = current_platform.get_device_capability()
         if capability is None or capability < (8, 0):
             return "the GPU is older than compute capability 8.0"
-    elif not os.environ.get(registry.ENV):
+    elif not setting.names_backend():
         return "only CUDA GPUs are served"
     return gate.why_not_together(parallel)
+
+
+def _why_not_rope(rope: Mapping[str, Any]) -> str | None:
+    kind = rope.get("rope_type", "default")
+    if kind not in _ROPES:
+        return f"its RoPE is {shown(kind)}, not one of {', '.join(_ROPES)}"
+    if "mrope_section" in rope:
+        return "a token has three positions (M-RoPE)"
+    if rope.get("partial_rotary_factor", 1) != 1 or rope.get("rope_dim"):
+        return "its RoPE turns a part of each head"
+    return None
 
 
 def own_attention(config: Any) -> bool:

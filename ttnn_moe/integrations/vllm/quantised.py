@@ -117,7 +117,7 @@ class QuantisedMethod(FusedMoEMethodBase):
         config = get_current_vllm_config_or_none()
         self._layers = router.layers_of(config)
         parallel = getattr(config, "parallel_config", None)
-        reason = gate.why_not(moe, parallel) or gate.why_not_exchanged(moe)
+        reason = gate.why_not_exchanged(moe) or gate.why_not(moe, parallel)
         if reason is not None:
             raise BackendUnavailable(f"{prefix}: these quantised experts cannot be served: {reason}")
 

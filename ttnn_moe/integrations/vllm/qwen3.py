@@ -159,16 +159,14 @@ class Model(qwen3_moe.Qwen3MoeModel):
 
 
 class Qwen3Moe(qwen3_moe.Qwen3MoeForCausalLM):
-    """vLLM's model with these layers. Where they do not serve, making one gives vLLM's own model."""
-
-    def __new__(cls, *, vllm_config: Any, prefix: str = "") -> Any:
-        reason = model_gate.why_not(vllm_config)
-        if reason is None:
-            return super().__new__(cls)
-        say.warning(f"Qwen3-MoE stays with vLLM, whose experts may be served: {reason}")
-        return qwen3_moe.Qwen3MoeForCausalLM(vllm_config=vllm_config, prefix=prefix)
+    """vLLM's model with these layers; vLLM's own layers where these do not serve."""
 
     def __init__(self, *, vllm_config: Any, prefix: str = ""):
+        reason = model_gate.why_not(vllm_config)
+        if reason is not None:
+            say.warning(f"Qwen3-MoE stays with vLLM, whose experts may be served: {reason}")
+            super().__init__(vllm_config=vllm_config, prefix=prefix)
+            return
         nn.Module.__init__(self)
         config = vllm_config.model_config.hf_text_config
         self.config, self.quant_config = config, None
@@ -186,7 +184,7 @@ class Qwen3Moe(qwen3_moe.Qwen3MoeForCausalLM):
         head = maybe_prefix(prefix, "lm_head")
         self.lm_head = ParallelLMHead(config.vocab_size, config.hidden_size, prefix=head)
         if config.tie_word_embeddings:
-            self.lm_head.weight = self.model.embed_tokens.weight
+            self.lm_head = self.lm_head.tie_weights(self.model.embed_tokens)
         self.logits_processor = LogitsProcessor(config.vocab_size)
         self.make_empty_intermediate_tensors = self.model.make_empty_intermediate_tensors
         self.expert_weights: list[Any] = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from ... import api, registry
 from ...backend import Backend, CompilesAhead, Prepared, SharesScratch
 from ...contract import Experts, Placement, Problem
 from ...errors import ContractError
+from . import setting
 
 MOST_TOKENS = 16_384
 """Tokens of one call. More run in several calls, so that scratch is bounded."""
@@ -103,8 +103,7 @@ class ServedLayer:
         problem = Problem.of(self.T, self.K, experts, self.dtype)
         E = experts.E if placement is None else self.E
         full = api.described(Problem(self.T, E, self.K, problem.H, problem.I, self.dtype), experts, placement)
-        # not "auto": where the GPU is not served, vLLM's own kernels are faster than the reference
-        return full, registry.choose(full, registry.AUTO if os.environ.get(registry.ENV) else "cuda")
+        return full, registry.choose(full, registry.AUTO if setting.names_backend() else "cuda")
 
     def __call__(
         self,

@@ -1,9 +1,10 @@
-"""TTNN_MOE_VLLM: how much of a model this package runs inside vLLM."""
+"""Variables: how much of a model this package runs inside vLLM, and on which backend."""
 
 from __future__ import annotations
 
 import os
 
+from ... import registry
 from ...errors import ContractError
 from ...visible import shown
 
@@ -28,3 +29,8 @@ def level() -> str:
             remedy=f"unset {ENV}; until then vLLM runs all layers itself",
         )
     return given.lower()
+
+
+def names_backend() -> bool:
+    """Whether TTNN_MOE_BACKEND names a backend. "auto" is no name: vLLM's kernels are faster than the reference."""
+    return os.environ.get(registry.ENV, "") not in ("", registry.AUTO)

@@ -73,8 +73,7 @@ _CONFIG: dict[tuple[str, str], Names] = {
         "is_lora_enabled",
         "swiglu_limit",
     ),
-    (f"{_MOE}.config", "FusedMoEParallelConfig"): ("dp_size", "enable_eplb"),
-    (f"{_MOE}.config", "FusedMoEParallelConfig.use_batched_activation_format"): ("self",),
+    (f"{_MOE}.config", "FusedMoEParallelConfig"): ("dp_size", "all2all_backend"),
     (f"{_MOE}.config", "FusedMoEParallelConfig.use_all2all_kernels"): ("self",),
 }
 """What `gate` asks of a layer's configuration."""
@@ -215,7 +214,7 @@ GRAPHS = Surface(
         ("vllm.model_executor.models.config", "VerifyAndUpdateConfig.verify_and_update_config"): ("vllm_config",),
         ("vllm.config.compilation", "CompilationConfig"): ("cudagraph_capture_sizes", "max_cudagraph_capture_size"),
         ("vllm.config.vllm", "VllmConfig.performance_mode"): (),
-        ("vllm.config.vllm", "VllmConfig"): ("offload_config",),
+        ("vllm.config.vllm", "VllmConfig"): ("offload_config", "load_config"),
     },
 )
 """Sizes of graphs of Qwen3-MoE."""
@@ -235,7 +234,7 @@ MODEL = Surface(
         (_QWEN3, "Qwen3MoeDecoderLayer.__init__"): ("self", "vllm_config", "prefix"),
         (_QWEN3, "Qwen3MoeModel"): (),
         (_FLASH, "FlashAttentionMetadata"): (),
-        ("vllm.config.vllm", "VllmConfig"): ("offload_config",),
+        ("vllm.config.vllm", "VllmConfig"): ("offload_config", "load_config"),
         (f"{_ATTENTION}.backends.registry", "AttentionBackendEnum.CUSTOM"): (),
         (f"{_ATTENTION}.backends.registry", "register_backend"): ("backend", "class_path"),
         ("vllm.forward_context", "get_forward_context"): (),
