@@ -28,6 +28,7 @@ from ttnn_moe.parallel.hierarchical import PeerStopped, Report
 from ttnn_moe.parallel.hierarchical.rings import Role
 from ttnn_moe.parallel.ranks import Ranks, RankStopped, own_device, start
 from ttnn_moe.parallel.ranks.faults import Faults
+from ttnn_moe.parallel.ranks.turns import Turns
 from ttnn_moe.reference import ReferenceBackend
 
 
@@ -394,3 +395,20 @@ def waits_in_vain(ranks: Ranks) -> None:
 def test_no_rank_is_blamed_where_all_live(tmp_path: Path) -> None:
     for failed in by_ranks(waits_in_vain, 2, tmp_path):
         assert (failed.kind, failed.peer) == ("RankStopped", -1) and "no progress in call 3" in failed.text
+
+
+def test_a_rank_leaves_when_gloo_has_given_up_the_tensors_of_all_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = []
+
+    def all_reduce(words: torch.Tensor, op: object, group: object) -> None:
+        if not held:  # the first turn's thread is late; the second turn's is not
+            held.append(words)
+
+    monkeypatch.setattr(dist, "all_reduce", all_reduce)
+    turns = Turns(None, None, 1.0)
+    assert turns.take(3) and turns.take(3)
+    late = threading.Timer(0.2, held.clear)
+    late.start()
+    turns.settle()
+    assert not held
+    late.join()

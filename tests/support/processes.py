@@ -33,7 +33,7 @@ def run_python(
         timeout=timeout,
         cwd=cwd,
     )
-    assert code in (None, done.returncode), done.stdout[-4000:] + done.stderr[-2000:]
+    assert code in (None, done.returncode), done.stdout[-4000:] + done.stderr[-8000:]
     return done
 
 

@@ -13,7 +13,7 @@ from ..stopped import RankStopped
 
 PAUSE = (0.001, 0.02)
 """Seconds to wait after a turn in which no rank had a token: at first, and at most."""
-_SETTLES = 1.0
+_SETTLES = 5.0
 
 
 class Turns:
@@ -31,7 +31,7 @@ class Turns:
         self.group, self.timeout, self.number, self.most = group, timeout, 0, 0
         self._control, self._pause = control, PAUSE[0]
         self.reported: Callable[[], RankStopped | None] = lambda: None
-        self._words: weakref.ref[torch.Tensor] | None = None
+        self._sent: list[weakref.ref[torch.Tensor]] = []  # words that one of gloo's threads may still hold
 
     def take(self, tokens: int, staying: bool = True) -> bool:
         """Every rank takes the turn. Returns whether any rank has tokens, or stays.
@@ -40,7 +40,7 @@ class Turns:
             tokens: of this rank in this step. staying: this rank may have more later.
         """
         words = torch.tensor([tokens, int(staying)], dtype=torch.int64, device="cpu")
-        self._words = weakref.ref(words)
+        self._sent = [*self._held(), weakref.ref(words)]
         dist.all_reduce(words, dist.ReduceOp.MAX, group=self._control)
         self.number += 1
         self.most, going = words.tolist()
@@ -58,11 +58,14 @@ class Turns:
             raise found
 
     def settle(self) -> None:
-        """Wait until gloo's thread has given up the tensor of the last turn.
+        """Wait until gloo's threads have given up the tensors of all turns.
 
-        It takes the interpreter's lock for that, after `take` has returned. If the interpreter has ended by then, the
-        thread aborts the process.
+        They take the interpreter's lock for that, after `take` has returned. If the interpreter has ended by then, such
+        a thread aborts the process. On a loaded machine one may be a turn behind the other.
         """
         until = time.monotonic() + _SETTLES
-        while self._words is not None and self._words() is not None and time.monotonic() < until:
+        while self._held() and time.monotonic() < until:
             time.sleep(PAUSE[0])
+
+    def _held(self) -> list[weakref.ref[torch.Tensor]]:
+        return [words for words in self._sent if words() is not None]
