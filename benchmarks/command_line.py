@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ttnn_moe.errors import RequestError, TtnnMoeError
+from ttnn_moe.sizes import natural
 from ttnn_moe.whole_file import check_place, whole_file
 
 
@@ -45,7 +46,7 @@ def numbers(text: str) -> list[int]:
         RequestError: a word is no number from 1 on.
     """
     words = [word for word in text.split(",") if word]
-    if wrong := [word for word in words if not (word.isascii() and word.isdigit() and int(word))]:
+    if wrong := [word for word in words if not natural(word)]:
         raise RequestError("a list cannot be read", got=", ".join(wrong), expected="numbers from 1 on, as in 1,8,512")
     return [int(word) for word in words]
 

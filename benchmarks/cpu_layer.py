@@ -104,8 +104,8 @@ def main(
             with torch.inference_mode():
                 for call, run in calls.items():
                     say(f"{name} T={T}: checking {call}")
-                    Path("/proc/self/clear_refs").write_text("5")
                     torch.full_like(x, POISON)  # freed at once: the output gets this memory, or zeros
+                    Path("/proc/self/clear_refs").write_text("5")
                     out = run()
                     if call.startswith("ttnn_moe"):
                         peak = memory("VmHWM") - held

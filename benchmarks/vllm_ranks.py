@@ -3,9 +3,9 @@
     PYTHONPATH=. python benchmarks/vllm_ranks.py --json vllm_ranks.json
     PYTHONPATH=. python benchmarks/vllm_ranks.py --dry-run  # needs no GPU
 
-The model and the requests of vllm_serve.py; every split holds the same weights, so tokens are compared. With data
-parallelism, rank r serves requests r, r + N and so on, in a process of its own. Engines of one group load at the same
-time, each with its own KV cache, and are measured one after the other.
+The model and the requests of vllm_serve.py; every split holds the same weights, so tokens are compared. They lie
+beside the JSON file. With data parallelism, rank r serves requests r, r + N and so on, in a process of its own. Engines
+of one group load at the same time, each with its own KV cache, and are measured one after the other.
 """
 
 from __future__ import annotations

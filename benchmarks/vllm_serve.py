@@ -10,7 +10,7 @@ are those of qwen3_engine.py, all there at the start; greedy, every request to i
 rows runs in a process of its own; with --together, vLLM's smaller numbers of rows are set on the scheduler of the
 largest. Steps: whole generations of a batch less those that end with the first token. Prefills: prompts one after
 another, then each on a rested GPU, which its power limit lets run faster. Tokens of every kind are compared with
-vLLM's.
+vLLM's. They lie beside the JSON file.
 """
 
 from __future__ import annotations
@@ -186,12 +186,13 @@ def measured(
 
     def prefill(n: int) -> None:
         text = [token for prompt, _ in todo for token in prompt][:n]
-        found["prefill_ms"][n] = statistics.median(run([(text, 1)])[0] for _ in range(5)) * 1e3
-        rested = []
-        for _ in range(5):
-            time.sleep(REST)
-            rested.append(run([(text, 1)])[0])
-        found["rested_prefill_ms"][n] = statistics.median(rested) * 1e3
+
+        def first(rest: float) -> float:
+            time.sleep(rest)
+            return run([(text, 1)])[0]
+
+        for name, rest in (("prefill_ms", 0), ("rested_prefill_ms", REST)):
+            found[name][n] = statistics.median(first(rest) for _ in range(5)) * 1e3
 
     figures = [round_of_all, *(partial(step, B) for B in asked.steps if B <= rows)]
     figures += [partial(prefill, n) for n in asked.prefill if n < longest]

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ...contract import Placement
 from ...errors import ContractError
+from ..jit import load
 from .kernel import SHARED_MEMORY, STATUS, RankKernel, RingPlan, aligned, check_topology
 
 _DISPATCH = ("x", "ids", "weights", "T", "owner", "index", "where", "firsts", "rank")
@@ -218,7 +219,7 @@ class NodeCombine(RankKernel[NodeCombinePlan]):
         """Tensors of the n-th rank here, for the launches that follow. out: [T, H]. Others: as NodeDispatch's."""
         local = self._call.local[n]
         for name, tensor in zip(_COMBINE, (out, bias_0, bias_1, where, T, origins, firsts), strict=False):
-            setattr(local, name, 0 if tensor is None else tensor.data_ptr())
+            setattr(local, name, load.pointer(tensor))
 
 
 def rows_at(masks: Sequence[Tensor], T: int, rank: int) -> Tensor:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...contract import or_float32
 from ...errors import ContractError
+from ..jit import load
 from .kernel import RankKernel, RingPlan, Stopped, stopped
 
 __all__ = ["Plan", "RankCombine", "Stopped", "pointers", "stopped"]
@@ -99,7 +100,7 @@ class RankCombine(RankKernel[Plan]):
         """Tensors of the n-th rank here, for the launches that follow; shapes as the kernel's table."""
         local = self._call.local[n]
         local.x, local.out, local.masks, local.rows, local.T = (t.data_ptr() for t in (x, out, masks, rows, T))
-        local.bias_0, local.bias_1 = (0 if bias is None else bias.data_ptr() for bias in (bias_0, bias_1))
+        local.bias_0, local.bias_1 = map(load.pointer, (bias_0, bias_1))
 
 
 def pointers(masks: Sequence[Tensor], T: int, rank: int) -> tuple[Tensor, Tensor, Tensor]:
