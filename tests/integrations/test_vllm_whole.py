@@ -152,6 +152,21 @@ def test_models_that_pool(make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: 
     assert hasattr(made, "pooler") and (type(made.model).__module__ == kinds()[0].__module__) is served
 
 
+def test_hidden_states_that_vllm_pools(whole: Any, tmp_path: Path) -> None:
+    """Those of every token, after all layers."""
+    from vllm.forward_context import set_forward_context
+    from vllm.model_executor.models.adapters import as_embedding_model
+
+    ids, found = whole[0], []
+    for kind in kinds():
+        config = config_of(tiny(tmp_path), runner="pooling", convert="embed")
+        config.model_config.hf_text_config.tie_word_embeddings = False
+        made = built(config, as_embedding_model(kind))
+        with ready(config), set_forward_context(None, config):
+            found.append(made(input_ids=ids, positions=torch.arange(37)))
+    torch.testing.assert_close(found[0], found[1], rtol=1e-3, atol=1e-3)
+
+
 def test_experts_that_are_refused_run_in_vllms_layer(whole: Any, tmp_path: Path) -> None:
     """As with data parallelism, where vLLM exchanges tokens."""
     ids, wanted = whole
