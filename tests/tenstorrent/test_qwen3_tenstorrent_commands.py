@@ -94,8 +94,9 @@ def test_formats_of_layers_that_are_not_there_are_refused(monkeypatch: pytest.Mo
 
 
 def test_what_is_of_no_other_backend(capsys: pytest.CaptureFixture[str]) -> None:
-    given = (["--mesh", "1x1"], ["--trace"], ["--profile"], ["--weights", "bfloat8_b"], ["--experts", "split"])
-    for args in (*given, ["--kv", "bfloat8_b"]):
+    given = [["--mesh", "1x1"], ["--trace"], ["--profile"], ["--weights", "bfloat8_b"], ["--experts", "split"]]
+    given += [["--no-trace"], ["--mesh", ""], ["--weights", ""], ["--experts", ""], ["--kv", "bfloat8_b"]]
+    for args in given:
         assert demo.main(["--backend", "reference", *args]) == 2
         assert f"{args[0]} is of backend tenstorrent" in capsys.readouterr().err
 

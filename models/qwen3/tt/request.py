@@ -65,8 +65,10 @@ class Options:
 
     def refuse(self, backend: str) -> int:
         """0 chips, for another backend. Raises RequestError if an option is set that only Tenstorrent has."""
-        given = [name for name in ("mesh", "trace", "profile", "weights", "experts") if getattr(self, name)]
-        given += ["kv"] * (self.kv == EIGHT_BITS)
+        # an empty text and --no-trace are given, too
+        given = [name for name in ("mesh", "trace", "weights", "experts") if getattr(self, name) is not None]
+        given = ["no-trace" if name == "trace" and not self.trace else name for name in given]
+        given += ["profile"] * self.profile + ["kv"] * (self.kv == EIGHT_BITS)
         if given:
             raise RequestError(
                 f"--{given[0]} is of backend {NAME}",
