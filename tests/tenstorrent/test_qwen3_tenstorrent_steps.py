@@ -200,6 +200,35 @@ def test_replayed_steps(monkeypatch: pytest.MonkeyPatch, emulated: None) -> None
     assert traces.released == len(traces.captured)
 
 
+def test_traces_of_other_caches_and_models_are_released_before_anything_is_allocated(
+    monkeypatch: pytest.MonkeyPatch, emulated: None
+) -> None:
+    traces = Traces(monkeypatch)
+    model = tt.load_model(TINY, traced=True)
+    one, other = (model.new_cache(1, capacity) for capacity in (64, 128))
+
+    def prefill(cache: PagedCache) -> None:
+        cache.open(0, 64)
+        model(torch.full((3,), 5), cache, cache.prefill([(0, 3)], [2]))
+
+    def decode_of(cache: PagedCache, position: int) -> None:
+        model(torch.tensor([5]), cache, cache.decode([0], [position]))
+
+    prefill(other)
+    decode_of(other, 3)
+    assert (len(traces.captured), traces.released) == (1, 0)
+    prefill(one)  # its page tables have another shape: other programs
+    assert traces.released == 1
+    decode_of(other, 4)
+    assert (len(traces.captured), traces.released) == (2, 1)
+    decode_of(one, 3)  # allocates its inputs
+    assert (len(traces.captured), traces.released) == (3, 2)
+    decode_of(one, 4)
+    assert (len(traces.captured), traces.replays) == (3, 1)
+    tt.load_model(TINY, traced=True)
+    assert traces.released == 3
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["", "and so does its release"])
 @pytest.mark.parametrize(("fails", "error"), [("run", KeyboardInterrupt), ("run", RequestError), ("end", RequestError)])
 def test_a_trace_whose_capture_fails_is_released(
@@ -222,7 +251,7 @@ def test_a_trace_whose_capture_fails_is_released(
 
     library = SimpleNamespace(begin_trace_capture=lambda *_, **__: 7, end_trace_capture=end, release_trace=release)
     monkeypatch.setattr(decode, "library", lambda: library)
-    device: Any = SimpleNamespace(handle=None, closed=False)
+    device: Any = SimpleNamespace(handle=None, closed=False, cache={})
     made = decode.Decoder(device, step, True)
     with pytest.raises(error, match="got no room" if error is RequestError else None):
         made._capture(step if fails == "run" else lambda: None)  # type: ignore[arg-type, return-value]
@@ -235,7 +264,7 @@ def test_traces_are_released_with_their_cache(closed: bool, monkeypatch: pytest.
     released: list[int] = []
     library = SimpleNamespace(release_trace=lambda handle, trace: released.append(trace))
     monkeypatch.setattr(decode, "library", lambda: library)
-    device: Any = SimpleNamespace(handle=None, closed=closed)
+    device: Any = SimpleNamespace(handle=None, closed=closed, cache={})
     made = decode.Decoder(device, lambda *args: None, True)  # type: ignore[arg-type, return-value]
     made._traces.update({1: (7, None), 2: (8, None)})  # type: ignore[dict-item]
     del made
