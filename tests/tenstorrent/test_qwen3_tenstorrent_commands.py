@@ -22,6 +22,7 @@ from ttnn_moe.models.qwen3.tt.profile import Profile, prepare
 from ttnn_moe.models.qwen3.tt.request import Options, check, chips_of, splits
 from ttnn_moe.models.qwen3.tt.room import room_for
 from ttnn_moe.models.qwen3.tt.sizes import check_mesh, model_sizes
+from ttnn_moe.models.qwen3.tt.weights import Mover
 from ttnn_moe.tenstorrent.memory import PAGE
 from ttnn_moe.tenstorrent.plans import longest_sequence, plan_model
 from ttnn_moe.tenstorrent.runtime import DEVICE, EMULATOR
@@ -153,6 +154,18 @@ def test_engines_too_large_and_too_small(emulated: None) -> None:
         cache.prefill([(0, 33)], [32])
     with pytest.raises(BackendUnavailable, match="another mesh is open"):
         tt.load_model(TINY, 2)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"), [("head", "no room for embedding, head"), ("layer", "room for 0 of 5 layers")]
+)
+def test_a_model_that_does_not_fit(part: str, words: str, monkeypatch: pytest.MonkeyPatch, emulated: None) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("TT_FATAL: Out of Memory: Not enough space to allocate")
+
+    monkeypatch.setattr(Mover, part, full)
+    with pytest.raises(RequestError, match=f"the model does not fit the chips' memory; got {words}.*more chips"):
+        tt.load_model(TINY)
 
 
 def test_memory_of_a_cache() -> None:

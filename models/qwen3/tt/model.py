@@ -318,7 +318,8 @@ def put(checkpoint: Checkpoint, model: Qwen3MoeTT, progress: Progress | None = N
     read(top_slots(host))
     checkpoint.check_tied_head(host.embed.weight)
     with torch.inference_mode():
-        model.put_top(host)
+        with room_for("the model", f"no room for embedding, head and RoPE's tables on {model.where}", "more chips"):
+            model.put_top(host)
         for i, layer in enumerate(host.layers):
             assert isinstance(layer, Layer)
             layer.to_empty(device="cpu")
