@@ -102,11 +102,15 @@ def test_a_place_that_a_training_could_not_write_is_refused_before_it(
 
     monkeypatch.setattr(script, "Network", trains)
     (tmp_path / "file").touch()
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "model.safetensors").touch()
     app = typer.Typer()
     app.command()(script.main)
     places = {"file": "a file; give", "file/in/it": "a file; give"}
     if script is finetune_int4_24:
         places["."] = "holds files; give"
+    else:
+        places["one"] = "holds model.safetensors, the weights of another model"
     for place, words in places.items():
         result = CliRunner().invoke(app, ["--out", str(tmp_path / place)])
         assert result.exit_code == 2 and words in " ".join(result.output.replace("│", " ").split()), result.output

@@ -19,6 +19,7 @@ from . import tokenizer as tokenizers_files
 from .network import CONFIG, GENERATION_CONFIG
 
 SHARD_BYTES = 2_500_000
+ONE_FILE = "model.safetensors"
 FUSED = ("gate_up_proj", "down_proj")
 
 
@@ -86,6 +87,8 @@ def check_place(out: Path, empty: bool = False) -> None:
         wrong = f"this user cannot write to {near}; give another directory"
     elif empty and out.is_dir() and any(out.iterdir()):
         wrong = f"{out} holds files; give a directory that is empty, or none yet"
+    elif (out / ONE_FILE).exists():  # loaders would read it instead of the new shards
+        wrong = f"{out} holds {ONE_FILE}, the weights of another model; give another directory"
     if wrong is not None:
         raise typer.BadParameter(wrong, param_hint="--out")
 
