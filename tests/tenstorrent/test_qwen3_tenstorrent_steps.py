@@ -58,6 +58,14 @@ def test_what_a_pass_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     assert one.ids == [*ids[:35], *[34] * 29] and one.ends == [34]
 
 
+def test_padding_has_no_position_past_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RoPE's tables end there, and a chip would read behind them."""
+    cache = cache_without_a_device(monkeypatch, 1, 192, 128)
+    cache.open(0, 190)
+    _, last = cache.packer.passes([1] * 190, cache.prefill([(0, 190)], [189]))
+    assert last.positions == [*range(128, 191), 190]
+
+
 def test_rows_give_their_pages_back(monkeypatch: pytest.MonkeyPatch) -> None:
     cache = cache_without_a_device(monkeypatch, 3, 64, 128)
     assert (cache.total, cache.free, cache.needed(33), cache.capacity) == (6, 6, 2, 64)
