@@ -100,6 +100,8 @@ def test_what_is_of_no_other_backend(capsys: pytest.CaptureFixture[str]) -> None
     for args in given:
         assert demo.main(["--backend", "reference", *args]) == 2
         assert f"{args[0]} is of backend tenstorrent" in capsys.readouterr().err
+    assert demo.main(["--backend", "tenstorrent", "--parallel", "tensor", "--mesh", "1x2"]) == 2
+    assert "in one process; got --parallel tensor; to fix it: leave it out" in capsys.readouterr().err
 
 
 def test_meshes() -> None:
