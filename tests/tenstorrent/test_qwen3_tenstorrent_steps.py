@@ -21,6 +21,7 @@ from ttnn_moe.models.qwen3.runtime.sampling import Sampling
 from ttnn_moe.models.qwen3.tt import cache as caches
 from ttnn_moe.models.qwen3.tt import decode, drawn
 from ttnn_moe.models.qwen3.tt.cache import PagedCache
+from ttnn_moe.models.qwen3.tt.layers import Logits
 from ttnn_moe.models.qwen3.tt.passes import Packer
 from ttnn_moe.tenstorrent.emulator import library as emulated_ttnn
 
@@ -113,6 +114,20 @@ def test_candidates_are_the_largest_logits(
     few = model.candidates(words[:3], cache, after, [Sampling(1.0, 20)] * 3)
     assert few.mass.isnan().all() and torch.equal(few.values, found.values)
     assert torch.equal(few.whole(), model(words[:3], cache, after))
+
+
+def test_of_equal_candidates_the_first_token_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a chip and among chips, in whichever order topk names them."""
+    monkeypatch.setattr(drawn.tensors, "parts_to_torch", lambda tensor, device: list(tensor))
+    parts = torch.zeros(2, 1, 1, 40)
+    parts[0, ..., [5, 9]] = parts[1, ..., [0, 3]] = 2.0
+    values, places = parts.flip(-1).sort(dim=-1, descending=True, stable=True)
+    largest, at = parts.max(-1)
+    made = Logits(parts, largest, at, values[..., : drawn.CANDIDATES], 39 - places[..., : drawn.CANDIDATES])
+    found = drawn.Fetcher(SimpleNamespace(D=2), 80).candidates(made, 1, ())  # type: ignore[arg-type]
+    tokens = found.tokens[0].tolist()
+    assert tokens[:4] == [5, 9, 40, 43] and found.values[0, :5].tolist() == [2.0] * 4 + [0.0]
+    assert tokens[4:] == sorted(tokens[4:])
 
 
 def test_drawn_tokens_are_those_of_the_whole_logits(monkeypatch: pytest.MonkeyPatch, emulated: None) -> None:
