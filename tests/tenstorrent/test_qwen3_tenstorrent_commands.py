@@ -150,6 +150,14 @@ def test_engines_too_large_and_too_small(emulated: None) -> None:
         Engine(model, 1, 8, page=64)
     with pytest.raises(RequestError, match="the memory holds no page"):
         Engine(model, 1, 8, memory=100)
+    for rows, capacity, words in (
+        ("x", 8, "rows is no integer"),
+        (10**9, 8, "rows is out of range"),
+        (1, 2.5, "capacity is no integer"),
+        (1, 10**12, "capacity is out of range"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            model.new_cache(rows, capacity)  # type: ignore[arg-type]
     cache = model.new_cache(1, 4)
     cache.open(0, 4)
     with pytest.raises(RequestError, match="got 0 tokens and 33 more; expected at most 32"):

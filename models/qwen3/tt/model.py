@@ -31,7 +31,7 @@ from ..pieces import Progress
 from ..runtime.candidates import Candidates
 from ..runtime.sampling import Sampling
 from .attention import DecodeTables, PrefillTables
-from .cache import CACHES, PagedCache, check_kv
+from .cache import CACHES, PagedCache, check_kv, check_rows
 from .decode import Decoder, release_traces, why_no_trace
 from .drawn import Asked, Fetcher, Made, Tail, inverse_rows, inverses_of, tail_of, with_candidates
 from .layers import Logits, Network, Place
@@ -126,6 +126,7 @@ class Qwen3MoeTT:
         Args:
             form: of CACHES; default: what the model's formats say of kv.
         """
+        rows = check_rows(rows)
         release_traces(self.mesh)
         K, sizes = self.config.num_experts_per_tok, self.cache_sizes
         bounds = [
