@@ -141,6 +141,18 @@ def test_warm_up(served: Qwen3MoeForCausalLM) -> None:
     assert shapes == {(32, 0), (64, 0), (128, 0)}
 
 
+@pytest.mark.parametrize("served", [1], indirect=True)
+def test_steps_are_replayed_only_where_the_plugin_says_so(served: Qwen3MoeForCausalLM) -> None:
+    """The emulator captures nothing, so a capture fails."""
+    served.model.traced = True
+    sizes = served.model.cache_sizes
+    cache = served.allocate_kv_cache(shape(sizes), torch.bfloat16, sizes.layers)
+    zeros = torch.zeros(1, dtype=torch.int32)
+    served.decode_forward(zeros[:, None], zeros, zeros[:, None], cache, enable_trace=False)
+    with pytest.raises(AttributeError, match="begin_trace_capture"):
+        served.decode_forward(zeros[:, None], zeros, zeros[:, None], cache, enable_trace=True)
+
+
 @pytest.mark.parametrize(
     "arch, D, batch, least, most", [("wormhole_b0", 8, 32, 1, 40960), ("blackhole", 4, 32, 1, 40960)]
 )
