@@ -220,6 +220,24 @@ def test_the_scoring_program(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert "another tokenizer" in capsys.readouterr().err
 
 
+def test_an_answer_is_right_to_the_letter_and_with_its_end(words: Tokenizer) -> None:
+    example = Example("copy", "Copy: AB", "AB", "copy|AB")
+    prompt, answer = batches.answer_ids(words, example)
+
+    def scored(said: list[int]) -> list[bool]:
+        def logits(ids: torch.Tensor) -> torch.Tensor:
+            out = torch.zeros(*ids.shape, tokenizer.VOCAB_SIZE)
+            for i, token in enumerate(said):
+                out[:, len(prompt) - 1 + i, token] = 1
+            return out
+
+        return evaluate.answered(logits, words, [example])
+
+    assert scored(answer) == [True]
+    for i in range(len(answer)):
+        assert scored([*answer[:i], prompt[0], *answer[i + 1 :]]) == [False]
+
+
 def test_generation_says_what_the_scores_say(
     model: Any, words: Tokenizer, asked: list[Example], right: list[bool]
 ) -> None:
