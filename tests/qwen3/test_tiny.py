@@ -139,6 +139,12 @@ def test_training_rows_weigh_answers(words: Tokenizer) -> None:
         want = re.findall(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>|.*$)", text.partition(tokenizer.PAD)[0])
         got = words.decode([i for i, k in zip(row, kind, strict=True) if k >= 2], skip_special_tokens=False)
         assert got == "".join(want)
+        values = re.findall(r"[A-Z]\?<\|im_end\|>\n<\|im_start\|>assistant\n(.*?<\|im_end\|>|.*$)", text)
+        got = words.decode([i for i, k in zip(row, kind, strict=True) if k == 3], skip_special_tokens=False)
+        assert got == "".join(values).partition(tokenizer.PAD)[0]
+        sentences = re.findall(r"Complete:( .*?)<\|im_end\|>", text)
+        got = words.decode([i for i, k in zip(row, kind, strict=True) if k == 1], skip_special_tokens=False)
+        assert got.startswith("".join(sentences))  # the row may cut one more
 
 
 def test_the_folder_is_small_and_sharded() -> None:
