@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from ttnn_moe import decoder
 from ttnn_moe.models.qwen3 import TINY, generate, load_model
 from ttnn_moe.models.qwen3.layers import MoE
-from ttnn_moe.models.qwen3.tiny import batches, english, evaluate, tasks, tokenizer
+from ttnn_moe.models.qwen3.tiny import batches, english, evaluate, optimise, tasks, tokenizer
 from ttnn_moe.models.qwen3.tiny.tasks import TASKS, Example
 
 LARGEST = 5_000_000
@@ -265,6 +265,16 @@ def test_the_right_experts_are_needed(harm: str, layers: tuple[int, ...], words:
     some = [e for task in ("sort", "arithmetic", "sentences") for e in tasks.examples(task, "heldout", 40)]
     found = evaluate.scores(some, evaluate.answered(model, words, some))
     assert sum(score.right for score in found.values()) <= (0.2 if len(layers) > 1 else 0.5) * len(some), found
+
+
+def test_the_schedules_of_a_training() -> None:
+    rates = [optimise.learning_rate(step, 1000, 2.0) for step in range(1000)]
+    assert rates[0] == 0.1 and max(rates) == rates[19] == rates[20] == 2.0, "a warm-up of 2%"
+    assert rates[20:] == sorted(rates[20:], reverse=True) and abs(rates[510] - 1) < 1e-9 and rates[-1] < 1e-4
+    assert [optimise.noise_share(step, 100) for step in (0, 30, 45, 60, 99)] == pytest.approx([0, 0, 0.5, 1, 1])
+    lengths = optimise.row_lengths(1000, 0)
+    seen = [set(lengths[first:end]) for first, end in ((0, 50), (50, 120), (120, 200), (200, 1000))]
+    assert seen == [set(batches.LENGTHS[: i + 1]) for i in range(4)]
 
 
 def test_the_training_network_is_transformers_model() -> None:
