@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
@@ -42,6 +44,14 @@ def note_write(out: Tensor) -> None:
     """Tell autograd that a kernel writes to out: who saved its old values for a backward pass gets torch's error."""
     if not out.is_inference():
         torch.autograd.graph.increment_version(out)
+
+
+def states(tensors: Iterable[Tensor]) -> list[tuple[int | None, int]]:
+    """What differs after a change of the values: torch counts those in place, and `.data = x` gives another address.
+
+    Two changes are not seen: of inference tensors, which torch does not count, and through `.data`.
+    """
+    return [(None if tensor.is_inference() else tensor._version, tensor.data_ptr()) for tensor in tensors]
 
 
 def check_tensors(**values: object) -> None:

@@ -101,7 +101,7 @@ def demo(
     options = request.Options(mesh, device, dtype, trace, profile, weights, experts, kv)
     if parallel is not None:
         _check_parallel(parallel, exchange, device)
-        options.refuse(backend)
+        options.refuse(backend, parallel)
         shared = generate_shared(model, parallel, ids, tokenizer, asked, backend, device, dtype, exchange, kv, kv_bits)
         if shared.rank == 0:
             with _Single(console) if len(texts) == 1 else _Batch(console, texts) as screen:

@@ -75,6 +75,19 @@ def test_weights_that_changed_in_place_are_laid_out_again(
         assert path.weights(npu, experts) is made
 
 
+@pytest.mark.parametrize("order", ["halves", "interleaved"])
+def test_other_memory_behind_the_weights_is_seen(order: str, npu: Any) -> None:
+    """As `module.to(...)` and `parameter.data = x` put there."""
+    hidden, routing, experts = _inputs(9, 4, 2, 32, 16)
+    experts = Experts.dense(*experts.tensors.values(), gate_up_order=order)
+    backend = ascend_stand_in.OnCpu()
+    backend.moe_new(hidden, routing, experts)
+    for tensor in experts.tensors.values():
+        tensor.data = tensor.data * -2
+    fresh = Experts.dense(*(x.clone() for x in experts.tensors.values()), gate_up_order=order)
+    assert torch.equal(backend.moe_new(hidden, routing, experts), backend.moe_new(hidden, routing, fresh))
+
+
 def test_inference_tensors_have_no_versions() -> None:
     with torch.inference_mode():
         experts = Experts.dense(torch.zeros(4, 16, 16).bfloat16(), torch.zeros(4, 16, 8).bfloat16())

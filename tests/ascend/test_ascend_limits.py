@@ -142,6 +142,11 @@ def test_a_problem_at_a_limit_is_not_refused(sizes: tuple[int, ...]) -> None:
     assert AscendBackend().why_not(Problem(*sizes, BF16, device="npu")) is None
 
 
+def test_experts_of_one_device_are_held_against_the_limit() -> None:
+    of_two = [AscendBackend().why_not(Problem(4, E, 2, 64, 64, BF16, device="npu", D=2)) for E in (2048, 2050)]
+    assert of_two[0] is None and "at most 1024 groups" in str(of_two[1])
+
+
 def test_without_torch_npu_the_backend_says_so() -> None:
     if registry.probe("ascend").available:
         pytest.skip("an NPU is here")

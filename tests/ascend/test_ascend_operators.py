@@ -282,6 +282,8 @@ def test_a_mesh_driven_by_one_process_adds_its_devices_up(npu: Any) -> None:
     ]
     summed = sum(part(hidden, routing.topk_ids, routing.topk_weights) for part in parts)
     torch.testing.assert_close(summed, whole, rtol=1e-5, atol=1e-4)
+    narrow = backend.prepare(Problem(9, 8, 3, 32, 16, torch.bfloat16, D=2), experts, placement)
+    assert torch.equal(narrow(hidden, routing.topk_ids, routing.topk_weights), whole.bfloat16())
 
 
 @needs_torch_npu

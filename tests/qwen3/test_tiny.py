@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from ttnn_moe import decoder
 from ttnn_moe.models.qwen3 import TINY, generate, load_model
 from ttnn_moe.models.qwen3.layers import MoE
-from ttnn_moe.models.qwen3.tiny import batches, english, evaluate, tasks, tokenizer
+from ttnn_moe.models.qwen3.tiny import batches, english, evaluate, optimise, tasks, tokenizer
 from ttnn_moe.models.qwen3.tiny.tasks import TASKS, Example
 
 LARGEST = 5_000_000
@@ -139,6 +139,12 @@ def test_training_rows_weigh_answers(words: Tokenizer) -> None:
         want = re.findall(r"<\|im_start\|>assistant\n(.*?<\|im_end\|>|.*$)", text.partition(tokenizer.PAD)[0])
         got = words.decode([i for i, k in zip(row, kind, strict=True) if k >= 2], skip_special_tokens=False)
         assert got == "".join(want)
+        values = re.findall(r"[A-Z]\?<\|im_end\|>\n<\|im_start\|>assistant\n(.*?<\|im_end\|>|.*$)", text)
+        got = words.decode([i for i, k in zip(row, kind, strict=True) if k == 3], skip_special_tokens=False)
+        assert got == "".join(values).partition(tokenizer.PAD)[0]
+        sentences = re.findall(r"Complete:( .*?)<\|im_end\|>", text)
+        got = words.decode([i for i, k in zip(row, kind, strict=True) if k == 1], skip_special_tokens=False)
+        assert got.startswith("".join(sentences))  # the row may cut one more
 
 
 def test_the_folder_is_small_and_sharded() -> None:
@@ -220,6 +226,24 @@ def test_the_scoring_program(capsys: pytest.CaptureFixture[str], tmp_path: Path)
     assert "another tokenizer" in capsys.readouterr().err
 
 
+def test_an_answer_is_right_to_the_letter_and_with_its_end(words: Tokenizer) -> None:
+    example = Example("copy", "Copy: AB", "AB", "copy|AB")
+    prompt, answer = batches.answer_ids(words, example)
+
+    def scored(said: list[int]) -> list[bool]:
+        def logits(ids: torch.Tensor) -> torch.Tensor:
+            out = torch.zeros(*ids.shape, tokenizer.VOCAB_SIZE)
+            for i, token in enumerate(said):
+                out[:, len(prompt) - 1 + i, token] = 1
+            return out
+
+        return evaluate.answered(logits, words, [example])
+
+    assert scored(answer) == [True]
+    for i in range(len(answer)):
+        assert scored([*answer[:i], prompt[0], *answer[i + 1 :]]) == [False]
+
+
 def test_generation_says_what_the_scores_say(
     model: Any, words: Tokenizer, asked: list[Example], right: list[bool]
 ) -> None:
@@ -241,6 +265,16 @@ def test_the_right_experts_are_needed(harm: str, layers: tuple[int, ...], words:
     some = [e for task in ("sort", "arithmetic", "sentences") for e in tasks.examples(task, "heldout", 40)]
     found = evaluate.scores(some, evaluate.answered(model, words, some))
     assert sum(score.right for score in found.values()) <= (0.2 if len(layers) > 1 else 0.5) * len(some), found
+
+
+def test_the_schedules_of_a_training() -> None:
+    rates = [optimise.learning_rate(step, 1000, 2.0) for step in range(1000)]
+    assert rates[0] == 0.1 and max(rates) == rates[19] == rates[20] == 2.0, "a warm-up of 2%"
+    assert rates[20:] == sorted(rates[20:], reverse=True) and abs(rates[510] - 1) < 1e-9 and rates[-1] < 1e-4
+    assert [optimise.noise_share(step, 100) for step in (0, 30, 45, 60, 99)] == pytest.approx([0, 0, 0.5, 1, 1])
+    lengths = optimise.row_lengths(1000, 0)
+    seen = [set(lengths[first:end]) for first, end in ((0, 50), (50, 120), (120, 200), (200, 1000))]
+    assert seen == [set(batches.LENGTHS[: i + 1]) for i in range(4)]
 
 
 def test_the_training_network_is_transformers_model() -> None:

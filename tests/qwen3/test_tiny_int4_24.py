@@ -25,6 +25,7 @@ from ttnn_moe.models.qwen3.runtime.captured import CapturedRunner
 from ttnn_moe.models.qwen3.runtime.graphs import Again
 from ttnn_moe.models.qwen3.runtime.scheduler import Chunk, Scheduler
 from ttnn_moe.models.qwen3.tiny import finetune_int4_24, train, train_long
+from ttnn_moe.models.qwen3.tiny.pairs import Pairs
 from ttnn_moe.parallel.ranks import Ranks, RankStopped
 
 LARGEST = 2_000_000
@@ -102,14 +103,50 @@ def test_a_place_that_a_training_could_not_write_is_refused_before_it(
 
     monkeypatch.setattr(script, "Network", trains)
     (tmp_path / "file").touch()
+    (tmp_path / "one").mkdir()
+    (tmp_path / "one" / "model.safetensors").touch()
     app = typer.Typer()
     app.command()(script.main)
     places = {"file": "a file; give", "file/in/it": "a file; give"}
     if script is finetune_int4_24:
         places["."] = "holds files; give"
+    else:
+        places["one"] = "holds model.safetensors, the weights of another model"
     for place, words in places.items():
         result = CliRunner().invoke(app, ["--out", str(tmp_path / place)])
         assert result.exit_code == 2 and words in " ".join(result.output.replace("│", " ").split()), result.output
+
+
+@pytest.mark.parametrize(
+    ("script", "options", "words"),
+    [
+        *((script, "--device nowhere", "no 'nowhere' is here") for script in (train, train_long, finetune_int4_24)),
+        (train, "--workers=-1", "--workers"),
+        (train_long, "--seconds 0", "--seconds"),
+        (train_long, "--phases nonsense", "'nonsense' is not five numbers"),
+        (train_long, "--phases 0.2:128:3:2:256", "the last phase ends at 0.2, not at 1"),
+        (train_long, "--phases 1:128:3:2:64", "a step of a row or more"),
+        (train_long, "--phases 1:128:3:27:256", "families of 1 to 26"),
+    ],
+)
+def test_options_that_would_end_a_training_are_refused_before_it(
+    script: ModuleType, options: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from typer.testing import CliRunner
+
+    monkeypatch.delattr(script, "Network")
+    app = typer.Typer()
+    app.command()(script.main)
+    result = CliRunner().invoke(app, ["--out", str(tmp_path / "new"), *options.split()])
+    assert result.exit_code == 2 and words in " ".join(result.output.replace("│", " ").split()), result.output
+
+
+def test_the_phases_of_a_long_training() -> None:
+    plan = train_long.plan_of(train_long.PHASES)
+    assert len(plan) == 5 and plan[1] == (0.1, 128, 4, 4, 8192) and plan[-1][0] == 1
+    for _, length, letters, family, tokens in plan:
+        ids, _ = Pairs(letters, family).rows(tokens // length, length, torch.Generator().manual_seed(0))
+        assert ids.shape == (tokens // length, length)
 
 
 def loaded(mlp: MoE, words: torch.Tensor) -> None:

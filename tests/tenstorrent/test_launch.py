@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from itertools import product
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ import ttnn_host  # noqa: E402
 from benchmark_scripts import script  # noqa: E402
 from ttnn_moe import ContractError, Placement, tenstorrent  # noqa: E402
 from ttnn_moe import _planner as planner  # noqa: E402
+from ttnn_moe.models.qwen3.tt import profile  # noqa: E402
 from ttnn_moe.tenstorrent import runtime, tensors  # noqa: E402
 from ttnn_moe.tenstorrent.device import Device  # noqa: E402
 from ttnn_moe.tenstorrent.emulator import CHIPS as emulator_chips  # noqa: E402
@@ -178,6 +180,23 @@ def test_a_later_call_makes_no_descriptor_and_no_check(device: Device, monkeypat
     for call in calls:
         tenstorrent.moe(call["hidden"], call["routing"], experts, out=call["out"])
     assert len(device.handle.launched) == 12
+
+
+def test_a_profile_names_the_programs_of_every_call(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The descriptor of a later call has no kernels' files."""
+    experts, call, names = experts_on(device), call_on(device, 20), list[str]()
+    launch, operation = ttnn_host.generic_op, SimpleNamespace(python_fully_qualified_name="ttnn.generic_op")
+
+    def hooked(*args: Any) -> Any:
+        names.append(profile._name(operation, args))
+        return launch(*args)
+
+    monkeypatch.setattr(ttnn_host, "generic_op", hooked)
+    for _ in range(2):
+        tenstorrent.moe(call["hidden"], call["routing"], experts, out=call["out"])
+    assert names == ["routing", "gate_up", "down"] * 2
+    others = SimpleNamespace(custom_program_hash=None)
+    assert profile._name(operation, ([], others)) == "ttnn.generic_op"
 
 
 def test_what_fails_twice_is_raised(device: Device, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,6 +22,7 @@ from ttnn_moe.models.qwen3.tt.profile import Profile, prepare
 from ttnn_moe.models.qwen3.tt.request import Options, check, chips_of, splits
 from ttnn_moe.models.qwen3.tt.room import room_for
 from ttnn_moe.models.qwen3.tt.sizes import check_mesh, model_sizes
+from ttnn_moe.models.qwen3.tt.weights import Mover
 from ttnn_moe.tenstorrent.memory import PAGE
 from ttnn_moe.tenstorrent.plans import longest_sequence, plan_model
 from ttnn_moe.tenstorrent.runtime import DEVICE, EMULATOR
@@ -94,10 +95,13 @@ def test_formats_of_layers_that_are_not_there_are_refused(monkeypatch: pytest.Mo
 
 
 def test_what_is_of_no_other_backend(capsys: pytest.CaptureFixture[str]) -> None:
-    given = (["--mesh", "1x1"], ["--trace"], ["--profile"], ["--weights", "bfloat8_b"], ["--experts", "split"])
-    for args in (*given, ["--kv", "bfloat8_b"]):
+    given = [["--mesh", "1x1"], ["--trace"], ["--profile"], ["--weights", "bfloat8_b"], ["--experts", "split"]]
+    given += [["--no-trace"], ["--mesh", ""], ["--weights", ""], ["--experts", ""], ["--kv", "bfloat8_b"]]
+    for args in given:
         assert demo.main(["--backend", "reference", *args]) == 2
         assert f"{args[0]} is of backend tenstorrent" in capsys.readouterr().err
+    assert demo.main(["--backend", "tenstorrent", "--parallel", "tensor", "--mesh", "1x2"]) == 2
+    assert "in one process; got --parallel tensor; to fix it: leave it out" in capsys.readouterr().err
 
 
 def test_meshes() -> None:
@@ -146,12 +150,32 @@ def test_engines_too_large_and_too_small(emulated: None) -> None:
         Engine(model, 1, 8, page=64)
     with pytest.raises(RequestError, match="the memory holds no page"):
         Engine(model, 1, 8, memory=100)
+    for rows, capacity, words in (
+        ("x", 8, "rows is no integer"),
+        (10**9, 8, "rows is out of range"),
+        (1, 2.5, "capacity is no integer"),
+        (1, 10**12, "capacity is out of range"),
+    ):
+        with pytest.raises(RequestError, match=words):
+            model.new_cache(rows, capacity)  # type: ignore[arg-type]
     cache = model.new_cache(1, 4)
     cache.open(0, 4)
     with pytest.raises(RequestError, match="got 0 tokens and 33 more; expected at most 32"):
         cache.prefill([(0, 33)], [32])
     with pytest.raises(BackendUnavailable, match="another mesh is open"):
         tt.load_model(TINY, 2)
+
+
+@pytest.mark.parametrize(
+    ("part", "words"), [("head", "no room for embedding, head"), ("layer", "room for 0 of 5 layers")]
+)
+def test_a_model_that_does_not_fit(part: str, words: str, monkeypatch: pytest.MonkeyPatch, emulated: None) -> None:
+    def full(*_: object) -> None:
+        raise RuntimeError("TT_FATAL: Out of Memory: Not enough space to allocate")
+
+    monkeypatch.setattr(Mover, part, full)
+    with pytest.raises(RequestError, match=f"the model does not fit the chips' memory; got {words}.*more chips"):
+        tt.load_model(TINY)
 
 
 def test_memory_of_a_cache() -> None:

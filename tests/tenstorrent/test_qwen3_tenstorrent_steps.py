@@ -21,6 +21,7 @@ from ttnn_moe.models.qwen3.runtime.sampling import Sampling
 from ttnn_moe.models.qwen3.tt import cache as caches
 from ttnn_moe.models.qwen3.tt import decode, drawn
 from ttnn_moe.models.qwen3.tt.cache import PagedCache
+from ttnn_moe.models.qwen3.tt.layers import Logits
 from ttnn_moe.models.qwen3.tt.passes import Packer
 from ttnn_moe.tenstorrent.emulator import library as emulated_ttnn
 
@@ -56,6 +57,14 @@ def test_what_a_pass_holds(monkeypatch: pytest.MonkeyPatch) -> None:
     cache.open(1, 40)
     (one,) = passes([7, *ids[:35]], cache.prefill([(1, 35)], [34], [(0, 150)]))
     assert one.ids == [*ids[:35], *[34] * 29] and one.ends == [34]
+
+
+def test_padding_has_no_position_past_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
+    """RoPE's tables end there, and a chip would read behind them."""
+    cache = cache_without_a_device(monkeypatch, 1, 192, 128)
+    cache.open(0, 190)
+    _, last = cache.packer.passes([1] * 190, cache.prefill([(0, 190)], [189]))
+    assert last.positions == [*range(128, 191), 190]
 
 
 def test_rows_give_their_pages_back(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,6 +114,20 @@ def test_candidates_are_the_largest_logits(
     few = model.candidates(words[:3], cache, after, [Sampling(1.0, 20)] * 3)
     assert few.mass.isnan().all() and torch.equal(few.values, found.values)
     assert torch.equal(few.whole(), model(words[:3], cache, after))
+
+
+def test_of_equal_candidates_the_first_token_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within a chip and among chips, in whichever order topk names them."""
+    monkeypatch.setattr(drawn.tensors, "parts_to_torch", lambda tensor, device: list(tensor))
+    parts = torch.zeros(2, 1, 1, 40)
+    parts[0, ..., [5, 9]] = parts[1, ..., [0, 3]] = 2.0
+    values, places = parts.flip(-1).sort(dim=-1, descending=True, stable=True)
+    largest, at = parts.max(-1)
+    made = Logits(parts, largest, at, values[..., : drawn.CANDIDATES], 39 - places[..., : drawn.CANDIDATES])
+    found = drawn.Fetcher(SimpleNamespace(D=2), 80).candidates(made, 1, ())  # type: ignore[arg-type]
+    tokens = found.tokens[0].tolist()
+    assert tokens[:4] == [5, 9, 40, 43] and found.values[0, :5].tolist() == [2.0] * 4 + [0.0]
+    assert tokens[4:] == sorted(tokens[4:])
 
 
 def test_drawn_tokens_are_those_of_the_whole_logits(monkeypatch: pytest.MonkeyPatch, emulated: None) -> None:
@@ -200,6 +223,35 @@ def test_replayed_steps(monkeypatch: pytest.MonkeyPatch, emulated: None) -> None
     assert traces.released == len(traces.captured)
 
 
+def test_traces_of_other_caches_and_models_are_released_before_anything_is_allocated(
+    monkeypatch: pytest.MonkeyPatch, emulated: None
+) -> None:
+    traces = Traces(monkeypatch)
+    model = tt.load_model(TINY, traced=True)
+    one, other = (model.new_cache(1, capacity) for capacity in (64, 128))
+
+    def prefill(cache: PagedCache) -> None:
+        cache.open(0, 64)
+        model(torch.full((3,), 5), cache, cache.prefill([(0, 3)], [2]))
+
+    def decode_of(cache: PagedCache, position: int) -> None:
+        model(torch.tensor([5]), cache, cache.decode([0], [position]))
+
+    prefill(other)
+    decode_of(other, 3)
+    assert (len(traces.captured), traces.released) == (1, 0)
+    prefill(one)  # its page tables have another shape: other programs
+    assert traces.released == 1
+    decode_of(other, 4)
+    assert (len(traces.captured), traces.released) == (2, 1)
+    decode_of(one, 3)  # allocates its inputs
+    assert (len(traces.captured), traces.released) == (3, 2)
+    decode_of(one, 4)
+    assert (len(traces.captured), traces.replays) == (3, 1)
+    tt.load_model(TINY, traced=True)
+    assert traces.released == 3
+
+
 @pytest.mark.parametrize("again", [False, True], ids=["", "and so does its release"])
 @pytest.mark.parametrize(("fails", "error"), [("run", KeyboardInterrupt), ("run", RequestError), ("end", RequestError)])
 def test_a_trace_whose_capture_fails_is_released(
@@ -222,7 +274,7 @@ def test_a_trace_whose_capture_fails_is_released(
 
     library = SimpleNamespace(begin_trace_capture=lambda *_, **__: 7, end_trace_capture=end, release_trace=release)
     monkeypatch.setattr(decode, "library", lambda: library)
-    device: Any = SimpleNamespace(handle=None, closed=False)
+    device: Any = SimpleNamespace(handle=None, closed=False, cache={})
     made = decode.Decoder(device, step, True)
     with pytest.raises(error, match="got no room" if error is RequestError else None):
         made._capture(step if fails == "run" else lambda: None)  # type: ignore[arg-type, return-value]
@@ -235,7 +287,7 @@ def test_traces_are_released_with_their_cache(closed: bool, monkeypatch: pytest.
     released: list[int] = []
     library = SimpleNamespace(release_trace=lambda handle, trace: released.append(trace))
     monkeypatch.setattr(decode, "library", lambda: library)
-    device: Any = SimpleNamespace(handle=None, closed=closed)
+    device: Any = SimpleNamespace(handle=None, closed=closed, cache={})
     made = decode.Decoder(device, lambda *args: None, True)  # type: ignore[arg-type, return-value]
     made._traces.update({1: (7, None), 2: (8, None)})  # type: ignore[dict-item]
     del made

@@ -18,11 +18,13 @@ from tenstorrent_model_runs import encode
 from ttnn_moe import tenstorrent
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import CacheSizes
-from ttnn_moe.models.qwen3 import generate, load_model
+from ttnn_moe.models.qwen3 import Qwen3MoeConfig, generate, load_model
 from ttnn_moe.models.qwen3.tt import vllm as adapter
 from ttnn_moe.models.qwen3.tt.bundles import FOLDER
+from ttnn_moe.models.qwen3.tt.sizes import model_sizes
 from ttnn_moe.models.qwen3.tt.vllm import Qwen3MoeForCausalLM
 from ttnn_moe.tenstorrent.memory import PAGE
+from ttnn_moe.tenstorrent.plans import longest_sequence
 
 PROMPTS = ["Copy: AB12", "What is 38+990?", "Sort: VBYIJAQ"]
 ROWS, CAPACITY, BLOCKS = 4, 96, 16
@@ -139,6 +141,18 @@ def test_warm_up(served: Qwen3MoeForCausalLM) -> None:
     assert shapes == {(32, 0), (64, 0), (128, 0)}
 
 
+@pytest.mark.parametrize("served", [1], indirect=True)
+def test_steps_are_replayed_only_where_the_plugin_says_so(served: Qwen3MoeForCausalLM) -> None:
+    """The emulator captures nothing, so a capture fails."""
+    served.model.traced = True
+    sizes = served.model.cache_sizes
+    cache = served.allocate_kv_cache(shape(sizes), torch.bfloat16, sizes.layers)
+    zeros = torch.zeros(1, dtype=torch.int32)
+    served.decode_forward(zeros[:, None], zeros, zeros[:, None], cache, enable_trace=False)
+    with pytest.raises(AttributeError, match="begin_trace_capture"):
+        served.decode_forward(zeros[:, None], zeros, zeros[:, None], cache, enable_trace=True)
+
+
 @pytest.mark.parametrize(
     "arch, D, batch, least, most", [("wormhole_b0", 8, 32, 1, 40960), ("blackhole", 4, 32, 1, 40960)]
 )
@@ -152,6 +166,22 @@ def test_tokens_that_fit(
         model_name=str(tmp_path), num_devices=D, tt_data_parallel=1, max_model_len=96, max_num_seqs=batch
     )
     assert least <= room <= 96 * batch and room % PAGE == 0
+
+
+def test_the_blocks_that_the_plugin_adds_fit_too(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
+    """One for each request, as get_num_available_blocks_tt adds them."""
+    pytest.importorskip("ttnn_moe._planner", reason="plans come from it")
+    (tmp_path / "config.json").write_text(json.dumps(json.loads((TINY / "config.json").read_text()) | QWEN3_30B))
+    monkeypatch.setattr(adapter, "library", lambda: SimpleNamespace(get_arch_name=lambda: "wormhole_b0"))
+    sizes = model_sizes(Qwen3MoeConfig.from_directory(tmp_path))
+    room, batch = longest_sequence(sizes, 8, "wormhole_b0", "bfloat16", 32), 32
+    assert room < 40960
+    for asked in (40960, room, room - PAGE, 96):
+        found = Qwen3MoeForCausalLM.get_max_tokens_all_users(str(tmp_path), 8, max_model_len=asked, max_num_seqs=batch)
+        assert found == min(room - PAGE, asked) * batch
+    monkeypatch.setattr(adapter, "longest_sequence", lambda *_: PAGE)
+    with pytest.raises(RequestError, match="no room for keys and values"):
+        Qwen3MoeForCausalLM.get_max_tokens_all_users(str(tmp_path), 8, max_model_len=96, max_num_seqs=batch)
 
 
 def test_bundle() -> None:

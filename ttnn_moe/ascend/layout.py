@@ -18,6 +18,7 @@ from torch import Tensor
 
 from ..contract import Experts
 from ..errors import ContractError
+from ..memory import states
 
 ENV = "TTNN_MOE_ASCEND_NZ"
 FRACTAL_NZ = 29
@@ -38,8 +39,8 @@ class Weights:
         return self.down.shape[0]
 
 
-# with the versions that the tensors had
-_MADE: weakref.WeakKeyDictionary[Experts, tuple[list[int | None], dict[bool, Weights]]] = weakref.WeakKeyDictionary()
+# with the states that the tensors had
+_MADE: weakref.WeakKeyDictionary[Experts, tuple[object, dict[bool, Weights]]] = weakref.WeakKeyDictionary()
 
 
 def nz_asked_for() -> bool:
@@ -57,16 +58,15 @@ def nz_asked_for() -> bool:
 def weights_of(experts: Experts, npu: Any = None) -> Weights:
     """The weights of dense experts; the second call for the same object finds what the first made.
 
-    A change in place makes new ones. torch counts the changes of a tensor in `_version`. Inference tensors have none:
-    their changes are not seen.
+    A change that `memory.states` sees makes new ones.
 
     npu: torch_npu, to make them FRACTAL_NZ; None: they are used in place.
     """
-    versions = [None if tensor.is_inference() else tensor._version for tensor in experts.tensors.values()]
+    now = states(experts.tensors.values())
     known, made = _MADE.get(experts, (None, {}))
-    if known != versions:
+    if known != now:
         made = {}
-        _MADE[experts] = versions, made
+        _MADE[experts] = now, made
     nz = npu is not None
     if nz not in made:
         gate_up, down = experts.tensors["gate_up"], experts.tensors["down"]

@@ -11,38 +11,38 @@ from torch import Tensor
 from ..backend import Prepared
 from ..contract import Experts, Placement, Problem, Routing
 from ..errors import ContractError
+from ..memory import states
 from . import device as devices
 from . import layer, tensors
 from .experts import DeviceExperts, load_experts, weight_format
 from .programs import programs_of
 from .weight_formats import ModelFormats
 
-# with the versions that the tensors had
-_Loaded = weakref.WeakKeyDictionary[Experts, tuple[list[int | None], DeviceExperts]]
+# with the states that the tensors had
+_Loaded = weakref.WeakKeyDictionary[Experts, tuple[object, DeviceExperts]]
 _LOADING = threading.Lock()
 
 
 def loaded(experts: Experts, placement: Placement | None = None) -> DeviceExperts:
-    """The experts on the device in use. The first call loads them, and so does one after a change in place.
-
-    torch counts the changes of a tensor in `_version`. Inference tensors have none: their changes are not seen.
+    """The experts on the device in use. The first call loads them, and so does one after a change that
+    `memory.states` sees.
 
     Args:
         placement: which device holds which experts; None: as they lie there, and in order if they do not.
     """
     formats = ModelFormats.parse(weight_format()).experts()
     with _LOADING:
-        versions = [None if tensor.is_inference() else tensor._version for tensor in experts.tensors.values()]
+        now = states(experts.tensors.values())
         device = devices.current()
         here = _Loaded() if device is None else _loaded_on(device)
         known, found = here.get(experts, (None, None))
-        if found is not None and (known, found.formats) == (versions, formats):
+        if found is not None and (known, found.formats) == (now, formats):
             if placement is None or _same(placement, found.placement):
                 return found
         found = None
         here.pop(experts, None)  # its memory is free for what comes now
         made = load_experts(experts, placement=placement, weight_format=str(formats))
-        _loaded_on(made.device)[experts] = versions, made
+        _loaded_on(made.device)[experts] = now, made
         return made
 
 

@@ -22,6 +22,15 @@ _ROLES = ("reader", "writer", "compute")
 _BUFFERS = 64  # circular buffers of a core, in ttnn
 _COMPILED = ("compile_time_args", "named_compile_time_args", "defines", "compiler_include_paths")
 _NO_SEMAPHORE = 1 << 20  # ttnn has 16, and refuses to make a program with this one
+_NAMES: dict[int, str] = {}  # the folder of a program's kernels, by its hash
+
+
+def name_of(descriptor: Any) -> str | None:
+    """The folder in device_kernels of the program that a launch runs; None: it is none of this package's.
+
+    descriptor: a ttnn.ProgramDescriptor, of a first launch or a later one.
+    """
+    return _NAMES.get(descriptor.custom_program_hash)
 
 
 class Launcher:
@@ -69,6 +78,7 @@ class Launcher:
         made = self.without_hash(tensors, scalars)
         own = tuple((core, *args) for kernel in self.program.kernels for core, args in kernel.args.items())
         made.custom_program_hash = hash((library().compute_program_descriptor_hash(made), own)) % 2**64
+        _NAMES[made.custom_program_hash] = self.program.kernels[0].source.partition("/")[0]
         return made
 
     def without_hash(self, tensors: Mapping[str, Any], scalars: Mapping[str, int]) -> Any:

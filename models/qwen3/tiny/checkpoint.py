@@ -13,12 +13,14 @@ from safetensors.torch import save
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from ttnn_moe.accelerator import NO_DEVICE
 from ttnn_moe.whole_file import whole_file
 
 from . import tokenizer as tokenizers_files
 from .network import CONFIG, GENERATION_CONFIG
 
 SHARD_BYTES = 2_500_000
+ONE_FILE = "model.safetensors"
 FUSED = ("gate_up_proj", "down_proj")
 
 
@@ -86,8 +88,19 @@ def check_place(out: Path, empty: bool = False) -> None:
         wrong = f"this user cannot write to {near}; give another directory"
     elif empty and out.is_dir() and any(out.iterdir()):
         wrong = f"{out} holds files; give a directory that is empty, or none yet"
+    elif (out / ONE_FILE).exists():  # loaders would read it instead of the new shards
+        wrong = f"{out} holds {ONE_FILE}, the weights of another model; give another directory"
     if wrong is not None:
         raise typer.BadParameter(wrong, param_hint="--out")
+
+
+def check_device(device: str) -> None:
+    """Check before a training that its --device is here. Raises typer.BadParameter."""
+    try:
+        torch.empty(0, device=device)
+    except NO_DEVICE as error:
+        reason = str(error).partition("\n")[0]
+        raise typer.BadParameter(f"no {device!r} is here: {reason}; use cpu", param_hint="--device") from None
 
 
 def write(

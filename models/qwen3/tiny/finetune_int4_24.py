@@ -83,12 +83,13 @@ def main(
     peak_rate: Annotated[float, typer.Option(help="Highest learning rate.")] = 1e-3,
     seed: Annotated[int, typer.Option(help="Decides the data.")] = 1,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda" if torch.cuda.is_available() else "cpu",
-    workers: Annotated[int | None, typer.Option(help="Processes that make data; by default one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that make data; by default one a core.")] = None,
     log_every: Annotated[int, typer.Option(min=1, help="Print the losses after so many steps.")] = 250,
-    examples: Annotated[int, typer.Option(help="Held-out examples of each task to measure on.")] = 200,
+    examples: Annotated[int, typer.Option(min=0, help="Held-out examples of each task to measure on.")] = 200,
     graphs: Annotated[bool, typer.Option(help="CUDA graphs on CUDA.")] = True,
 ) -> None:
     """Fine-tune the bundled checkpoint for int4_24 experts, and write it."""
+    checkpoint.check_device(device)
     checkpoint.check_place(out, empty=True)
     on_cuda = device.startswith("cuda")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # the workers are the parallelism

@@ -44,10 +44,10 @@ def main(
     expert_noise: Annotated[float, typer.Option(help="Noise on the experts' weights, relative to their rows.")] = 0.08,
     seed: Annotated[int, typer.Option(help="Decides first weights and data.")] = 0,
     device: Annotated[str, typer.Option(help="cuda or cpu.")] = "cuda" if torch.cuda.is_available() else "cpu",
-    workers: Annotated[int | None, typer.Option(help="Processes that make data; by default one a core.")] = None,
+    workers: Annotated[int | None, typer.Option(min=0, help="Processes that make data; by default one a core.")] = None,
     every: Annotated[int, typer.Option(min=1, help="Write the checkpoint and measure it after so many steps.")] = 4_000,
     log_every: Annotated[int, typer.Option(min=1, help="Print the losses after so many steps.")] = 500,
-    examples: Annotated[int, typer.Option(help="Held-out examples of each task to measure on.")] = 200,
+    examples: Annotated[int, typer.Option(min=0, help="Held-out examples of each task to measure on.")] = 200,
     compile_blocks: Annotated[bool, typer.Option("--compile/--no-compile", help="torch.compile on CUDA.")] = True,
     graphs: Annotated[bool, typer.Option(help="CUDA graphs on CUDA.")] = True,
 ) -> None:
@@ -56,8 +56,7 @@ def main(
 
     logging.disable_progress_bar()
     on_cuda = device.startswith("cuda")
-    if on_cuda and not torch.cuda.is_available():
-        raise typer.BadParameter("no CUDA device is here; use --device cpu", param_hint="--device")
+    checkpoint.check_device(device)
     checkpoint.check_place(out)
     # the workers are the parallelism
     os.environ["TOKENIZERS_PARALLELISM"] = "false"

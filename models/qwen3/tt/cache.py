@@ -8,10 +8,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ttnn_moe.arguments import integer
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.cache import CacheSizes
 from ttnn_moe.kv.formats import EIGHT_BITS, PAGED
-from ttnn_moe.kv.pages import PagedRows
+from ttnn_moe.kv.pages import MOST, MOST_ROWS, PagedRows
 from ttnn_moe.sizes import ceil_div, power_of_2
 from ttnn_moe.tenstorrent import Device, tensors
 from ttnn_moe.tenstorrent.memory import PAGE, tensor_bytes
@@ -24,8 +25,9 @@ MAX_ROWS = 32
 """Sequences at a time: a token of each fills one tile."""
 
 
-def check_rows(rows: int) -> None:
-    """Raise RequestError if these are more sequences than run at a time."""
+def check_rows(rows: int) -> int:
+    """rows as an int. Raises RequestError if it is none, or more sequences than run at a time."""
+    rows = integer("rows", rows, high=MOST_ROWS)
     if rows > MAX_ROWS:
         raise RequestError(
             "too many sequences at a time for the device",
@@ -33,6 +35,7 @@ def check_rows(rows: int) -> None:
             expected=f"at most {MAX_ROWS}",
             remedy="generate in several batches, or make an engine of fewer rows: other requests wait for one",
         )
+    return rows
 
 
 def check_kv(form: str) -> None:
@@ -60,7 +63,7 @@ class PagedCache(PagedRows):
         k, v: for each layer, ttnn [1 + pages, kv_heads, PAGE, head_dim] in tiles. Page 0 takes padding tokens.
 
     Raises:
-        RequestError: no rows or more than 32, no room for a token, or no room on the device.
+        RequestError: no rows or more than 32, sizes that are no integers, or no room on the device.
     """
 
     default_page = PAGE
@@ -69,7 +72,7 @@ class PagedCache(PagedRows):
     def __init__(
         self, sizes: CacheSizes, device: Device, rows: int, capacity: int, packer: Packer, pages: int | None = None
     ):
-        check_rows(rows)
+        rows, capacity = check_rows(rows), integer("capacity", capacity, high=MOST)
         super().__init__(sizes, rows, capacity, rows * ceil_div(capacity, PAGE) if pages is None else pages, PAGE)
         self.device, self.packer = device, packer
         shape = (1 + self.pool.n, sizes.kv_heads, PAGE, sizes.head_dim)

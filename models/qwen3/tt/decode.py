@@ -37,6 +37,7 @@ class Decoder:
         self._inputs: dict[int, tuple[Any, ...]] = {}
         self._tables: dict[int, torch.Tensor] = {}  # as they are on the device
         self._traces: dict[int, tuple[Any, Logits]] = {}
+        _decoders(device).add(self)
         # with its cache: else they take room from the next one's. At the end of the process ttnn may be gone
         weakref.finalize(self, _release, device, self._traces).atexit = False
 
@@ -85,10 +86,6 @@ class Decoder:
             raise RequestError("the decode step was not captured as a trace", got=reason, remedy=remedy) from error
         return trace, out
 
-    def release(self) -> None:
-        """Forget the traces: a replay would overwrite what is allocated after the capture."""
-        _release(self._device, self._traces)
-
     def _put(self, ids: Sequence[int], positions: Sequence[int], table: torch.Tensor) -> tuple[Any, ...]:
         """ids and positions [1, B] uint32, positions [B] and table [B, pages] int32: buffers that stay."""
         ttnn = library()
@@ -104,13 +101,26 @@ class Decoder:
         if known is None or not torch.equal(table, known):
             values.append((table, "int32"))
         if there is None:
-            self.release()
+            release_traces(device)
             there = self._inputs[B] = tuple(tensors.replicate(one, device, dtype=dtype) for one, dtype in values)
         else:
             for (one, dtype), buffer in zip(values, there, strict=False):
                 ttnn.copy_host_to_device_tensor(tensors.replicate(one, device, dtype=dtype, on_host=True), buffer)
         self._tables[B] = table
         return there
+
+
+def release_traces(device: Device) -> None:
+    """Forget the traces of all caches and models on a device: a replay overwrites what is allocated after its capture.
+
+    Call it before an allocation that stays.
+    """
+    for decoder in _decoders(device):
+        _release(device, decoder._traces)
+
+
+def _decoders(device: Device) -> weakref.WeakSet[Decoder]:
+    return device.cache.setdefault("decoders", weakref.WeakSet())  # type: ignore[no-any-return]
 
 
 def _release(device: Device, traces: dict[int, tuple[Any, Logits]]) -> None:

@@ -31,8 +31,8 @@ from ..pieces import Progress
 from ..runtime.candidates import Candidates
 from ..runtime.sampling import Sampling
 from .attention import DecodeTables, PrefillTables
-from .cache import CACHES, PagedCache, check_kv
-from .decode import Decoder, why_no_trace
+from .cache import CACHES, PagedCache, check_kv, check_rows
+from .decode import Decoder, release_traces, why_no_trace
 from .drawn import Asked, Fetcher, Made, Tail, inverse_rows, inverses_of, tail_of, with_candidates
 from .layers import Logits, Network, Place
 from .operators import trace_bytes
@@ -75,7 +75,7 @@ class Qwen3MoeTT:
         self._layers: list[LayerWeights] = []
         self._decoders: weakref.WeakKeyDictionary[PagedCache, Decoder] = weakref.WeakKeyDictionary()
         # steps whose programs and buffers are allocated
-        self._prefilled: set[tuple[tuple[tuple[int, int], ...], int, Tail]] = set()
+        self._prefilled: set[tuple[object, ...]] = set()
         self._drawn: set[tuple[int, Tail]] = set()
 
     def put_top(self, model: Qwen3Moe) -> None:
@@ -126,7 +126,8 @@ class Qwen3MoeTT:
         Args:
             form: of CACHES; default: what the model's formats say of kv.
         """
-        self._release_traces()
+        rows = check_rows(rows)
+        release_traces(self.mesh)
         K, sizes = self.config.num_experts_per_tok, self.cache_sizes
         bounds = [
             programs_of(self.mesh, layer.mlp.experts.sizes(K)).max_T
@@ -177,10 +178,11 @@ class Qwen3MoeTT:
         """Of the logits of the pass's ends, if it has any."""
         n = len(one.ends)
         wanted = power_of_2(n) if n else 0
-        shape = tuple((piece.size, piece.past) for piece in one.pieces), wanted, asked.tail
+        pieces = tuple((piece.size, piece.past) for piece in one.pieces)
+        shape = pieces, wanted, asked.tail, cache.form, cache.total, cache.capacity
         if shape not in self._prefilled:  # its programs and buffers are allocated now
             self._prefilled.add(shape)
-            self._release_traces()
+            release_traces(self.mesh)
         x = self._run(self._words(one.ids), self._words(one.positions), cache, cache.tables_of(one))
         if not n:
             return
@@ -198,13 +200,8 @@ class Qwen3MoeTT:
         kind = len(places), asked.tail
         if asked.tail is not Tail.GREEDY and kind not in self._drawn:  # its programs were allocated after the capture
             self._drawn.add(kind)
-            self._release_traces()
+            release_traces(self.mesh)
         return asked.fetch(logits, n, own)
-
-    def _release_traces(self) -> None:
-        """A replay would overwrite what is allocated after the capture."""
-        for decoder in self._decoders.values():
-            decoder.release()
 
     def _step(self, ids: Any, positions: Any, cache: PagedCache, tables: DecodeTables) -> Logits:
         return self._logits(self._run(ids, positions, cache, tables), None)
@@ -300,6 +297,7 @@ def load_onto(mesh: Device, directory: str | Path) -> Qwen3MoeTT:
 def put(checkpoint: Checkpoint, model: Qwen3MoeTT, progress: Progress | None = None) -> None:
     """Move a checkpoint's weights to the model's chips, a layer at a time."""
     config = checkpoint.config
+    release_traces(model.mesh)
     with torch.device("meta"):
         host = Qwen3Moe(config, "tenstorrent").to(model.dtype)
     done = 0
@@ -321,7 +319,8 @@ def put(checkpoint: Checkpoint, model: Qwen3MoeTT, progress: Progress | None = N
     read(top_slots(host))
     checkpoint.check_tied_head(host.embed.weight)
     with torch.inference_mode():
-        model.put_top(host)
+        with room_for("the model", f"no room for embedding, head and RoPE's tables on {model.where}", "more chips"):
+            model.put_top(host)
         for i, layer in enumerate(host.layers):
             assert isinstance(layer, Layer)
             layer.to_empty(device="cpu")

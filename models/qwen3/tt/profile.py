@@ -13,11 +13,11 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import PurePath
 from typing import Any
 
 from ttnn_moe.errors import RequestError
 from ttnn_moe.tenstorrent import Device
+from ttnn_moe.tenstorrent.launch import name_of
 from ttnn_moe.tenstorrent.runtime import is_emulator, library, wanted
 
 OVERRIDES = "TTNN_CONFIG_OVERRIDES"
@@ -91,7 +91,4 @@ def profiled(device: Device) -> Iterator[Profile]:
 
 def _name(operation: Any, args: Any) -> str:
     name = str(operation.python_fully_qualified_name)
-    if name != "ttnn.generic_op":
-        return name
-    # our operators: the folder of their kernels
-    return PurePath(args[1].kernels[0].kernel_source).parent.name
+    return name_of(args[1]) or name if name == "ttnn.generic_op" else name

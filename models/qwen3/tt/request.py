@@ -63,15 +63,21 @@ class Options:
     experts: str | None = None
     kv: str = PAGED
 
-    def refuse(self, backend: str) -> int:
-        """0 chips, for another backend. Raises RequestError if an option is set that only Tenstorrent has."""
-        given = [name for name in ("mesh", "trace", "profile", "weights", "experts") if getattr(self, name)]
-        given += ["kv"] * (self.kv == EIGHT_BITS)
+    def refuse(self, backend: str, parallel: str | None = None) -> int:
+        """0 chips, for another backend or several processes.
+
+        Raises:
+            RequestError: an option is set that only Tenstorrent has, in one process.
+        """
+        # an empty text and --no-trace are given, too
+        given = [name for name in ("mesh", "trace", "weights", "experts") if getattr(self, name) is not None]
+        given = ["no-trace" if name == "trace" and not self.trace else name for name in given]
+        given += ["profile"] * self.profile + ["kv"] * (self.kv == EIGHT_BITS)
         if given:
             raise RequestError(
-                f"--{given[0]} is of backend {NAME}",
-                got=f"--backend {backend}",
-                remedy=f"leave it out, or choose --backend {NAME}",
+                f"--{given[0]} is of backend {NAME}" + (", in one process" if parallel else ""),
+                got=f"--parallel {parallel}" if parallel else f"--backend {backend}",
+                remedy=f"leave it out, or choose --backend {NAME}" + (" without --parallel" if parallel else ""),
             )
         return 0
 

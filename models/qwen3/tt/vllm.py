@@ -97,13 +97,15 @@ class Qwen3MoeForCausalLM:
     ) -> int:
         """Tokens of keys and values that fit the chips beside the model, but no more than the requests can use.
 
+        The plugin adds a block for each request (get_num_available_blocks_tt of its worker.py): its room is left out.
+
         Raises:
             RequestError: the model leaves no room for a page.
         """
         sizes = model_sizes(Qwen3MoeConfig.from_directory(directory_of(model_name)))
         arch = str(library().get_arch_name())
-        room = longest_sequence(sizes, num_devices, arch, weight_format(), max_num_seqs)
-        if not room:
+        room = longest_sequence(sizes, num_devices, arch, weight_format(), max_num_seqs) - PAGE
+        if room <= 0:
             raise RequestError(
                 "the chips have no room for keys and values beside the model",
                 got=f"{num_devices} {arch}, {max_num_seqs} sequences",
