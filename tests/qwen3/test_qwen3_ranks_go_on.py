@@ -33,9 +33,9 @@ def alone() -> list[list[int]]:
     return generate(model, prompts()[:2], max_new_tokens=NEW, stop_ids=()).tokens
 
 
-def fails_once(owner: Any, name: str, after: bool = False) -> None:
+def fails_once(owner: Any, name: str, after: bool = False, kind: type[Exception] = MemoryError) -> None:
     """This work of an object has no memory the first time: before it does anything, or after it did all."""
-    works, failing = getattr(owner, name), [MemoryError("no room")]
+    works, failing = getattr(owner, name), [kind("no room")]
 
     def work(*given: Any, **options: Any) -> Any:
         found = works(*given, **options) if after or not failing else None
@@ -91,7 +91,7 @@ def test_all_ranks_capture_a_step_or_none_does(where: str, alone: list[list[int]
     assert time.monotonic() - begin < TIMEOUT, "a rank waited for the timeout"
 
 
-def goes_on_after(ranks: Ranks, where: str) -> list[int]:
+def goes_on_after(ranks: Ranks, where: str, kind: type[Exception]) -> list[int]:
     """A step fails on rank 0, whose caller makes another engine for another request."""
     model = load_shared(TINY, ranks, "tensor", dtype=FP32)
     engine = Engine(model, rows=1, capacity=64, memory=1 << 20)
@@ -99,19 +99,21 @@ def goes_on_after(ranks: Ranks, where: str) -> list[int]:
         fails_once(
             engine.cache if where == "before" else model.layers[1].attention,
             *{"before": ("prefill",), "within": ("forward",)}[where],
+            kind=kind,
         )
-        with pytest.raises(MemoryError, match="no room"):
+        with pytest.raises(kind, match="no room"):
             tokens_of(engine, prompts()[0])
         return tokens_of(Engine(model, rows=1, capacity=64, cache=model.new_cache(1, 64, memory=1 << 20)), prompts()[1])
     return tokens_of(engine, prompts()[0])
 
 
+@pytest.mark.parametrize("kind", [MemoryError, BackendUnavailable])
 @pytest.mark.parametrize("where", ["before", "within"])
-def test_a_rank_takes_no_step_after_one_that_failed(where: str, tmp_path: Path) -> None:
+def test_a_rank_takes_no_step_after_one_that_failed(where: str, kind: type[Exception], tmp_path: Path) -> None:
     """The others wait in a sum of that step: parts of two requests would meet."""
-    for result in by_ranks(goes_on_after, 2, tmp_path, where, timeout=TIMEOUT):
+    for result in by_ranks(goes_on_after, 2, tmp_path, where, kind, timeout=TIMEOUT):
         assert isinstance(result, Failed) and (result.kind, result.peer) == ("RankStopped", 0), result
-        assert "MemoryError: no room" in result.text
+        assert f"{kind.__name__}: no room" in result.text
 
 
 def engine_of(model: Any, graphs: bool) -> Engine:

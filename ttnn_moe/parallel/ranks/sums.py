@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -10,7 +11,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ...cuda.parallel import heap, sums
-from ...errors import BackendUnavailable, TtnnMoeError
+from ...errors import BackendUnavailable, ContractError, GradientsRefused, RequestError
 from ...logs import logger
 from ...visible import said
 from ..exchanges import agreement, symmetric
@@ -23,6 +24,8 @@ ROWS = 4096
 REMEDY = "ranks on GPUs of one host, with more memory free"
 GATHERED = 32
 """Rows of logits that a kernel gathers at a time."""
+_ALIKE = (ContractError, GradientsRefused, RequestError, RankStopped)
+"""What every rank finds: in its input, or as no rank can go on. One rank alone may lack a kernel or a device."""
 
 
 def few(ranks: int) -> int:
@@ -41,6 +44,8 @@ class Collectives:
         self.ranks = ranks
         self._alone = self._captures = False
         self._failure: RankStopped | None = None
+        # the error of a capture, which all ranks raised; weak, as its frames hold tensors
+        self._agreed: Callable[[], BaseException | None] = lambda: None
         if ranks.device.type != "cpu":  # the first collective connects ranks, which no capture may do
             dist.all_reduce(torch.zeros(1, device=ranks.device), group=ranks.group)
 
@@ -90,7 +95,8 @@ class Collectives:
 
     def fail(self, error: BaseException) -> None:
         """A step of this rank ended with this error. What every rank finds, as in its input, ends no later step."""
-        if self._failure is None and not self._captures and not isinstance(error, TtnnMoeError):
+        agreed = self._captures or error is self._agreed() or isinstance(error, _ALIKE)
+        if self._failure is None and not agreed:
             peer = -1 if of_a_collective(error) else self.ranks.rank
             self._failure = RankStopped(peer, self.ranks.rank, said(error))
 
@@ -106,6 +112,9 @@ class Collectives:
         try:
             with agreement.all_or_none(self.ranks.group, what, remedy, tell=self.ranks.meet):
                 yield
+        except BackendUnavailable as error:
+            self._agreed = weakref.ref(error)
+            raise
         finally:
             self._captures = False
 
