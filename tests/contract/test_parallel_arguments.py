@@ -14,6 +14,8 @@ from parallel_layers import ALONE, MOST, E, H, experts_of_all, inputs, one_proce
 from ttnn_moe import Placement, Routing, moe
 from ttnn_moe.errors import BackendUnavailable, ContractError
 from ttnn_moe.parallel import ExpertParallel
+from ttnn_moe.parallel.hierarchical import Nodes
+from ttnn_moe.reference import ReferenceBackend
 
 
 @pytest.fixture
@@ -51,6 +53,8 @@ def test_what_does_not_fit_is_refused(alone: Placement) -> None:
         ({"placement": None}, "placement is no Placement; got None"),
         ({"group": "x"}, "group is no process group of this process; got 'x'"),
         ({"nodes": (1, 1)}, r"nodes is no Nodes; got \(1, 1\)"),
+        ({"nodes": Nodes(1, 1)}, "only the exchange hierarchical has nodes; got exchange='auto'"),
+        ({"nodes": Nodes(2, 2), "exchange": "all_to_all"}, "only the exchange hierarchical has nodes"),
         ({"backend": ["reference"]}, "backend is no name"),
         ({"exchange": ["all_to_all"]}, "unknown exchange"),
     ]
@@ -100,3 +104,20 @@ def test_one_process_is_the_whole_layer(alone: Placement) -> None:
     layer = ExpertParallel(ALONE, experts_of_all(), alone, backend="reference")
     want = moe(hidden, Routing.from_topk(ids, weights, E), experts_of_all(), backend="reference")
     torch.testing.assert_close(layer(hidden, ids, weights), want, equal_nan=True)
+
+
+@pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
+def test_one_process_goes_on_where_its_experts_failed(
+    alone: Placement, exchange: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other process is a call apart from it."""
+    layer = ExpertParallel(ALONE, experts_of_all(), alone, backend="reference", exchange=exchange)
+    want = layer(*inputs(0, MOST))
+
+    def failing(*_: Any) -> None:
+        raise MemoryError("no room")
+
+    with monkeypatch.context() as patched, pytest.raises(MemoryError, match="no room"):
+        patched.setattr(ReferenceBackend, "moe", failing)
+        layer(*inputs(0, MOST))
+    assert torch.equal(layer(*inputs(0, MOST)).nan_to_num(), want.nan_to_num())

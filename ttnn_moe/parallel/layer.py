@@ -89,6 +89,13 @@ class ExpertParallel(Prepared):
                 raise ContractError(
                     "nodes is no Nodes", got=shown(nodes), expected="a parallel.hierarchical.Nodes, or None"
                 )
+            if nodes is not None and exchange != Hierarchical.name:
+                raise ContractError(
+                    "only the exchange hierarchical has nodes",
+                    got=f"exchange={exchange!r}, nodes={nodes}",
+                    expected="nodes=None",
+                    remedy="leave nodes out, or exchange='hierarchical'",
+                )
             check_placement(placement)
             _check_ranks(placement, group)
             super().__init__(api.described(problem, experts, placement), experts, placement)
@@ -174,7 +181,7 @@ class ExpertParallel(Prepared):
         except PeerStopped:  # the transport remembers it
             raise
         except BaseException as error:
-            if self._sends:
+            if self.problem.D > 1 and self._sends:
                 calls.fail(error, self._rank)
             raise
         finally:
