@@ -238,6 +238,14 @@ def test_what_no_heap_serves() -> None:
         assert sums.why_not(heap, other) and sums.why_not_many(heap, other)
 
 
+def test_a_heap_keeps_its_words_on_the_host_whatever_the_default_device() -> None:
+    memory = torch.zeros(nbytes(2, 64, 32), dtype=torch.uint8)
+    with torch.device("meta"):
+        heap = Heap(memory, [3, 4], 0, 64, 32, 1.0)
+    assert heap.report() is None and heap.said.device.type == "cpu"
+    assert memory[:16].view(torch.int64).tolist() == [3, 4]
+
+
 def gpu_counts() -> list[int]:
     return [n for n in (1, 2, 4) if n <= max(torch.cuda.device_count(), 1)]
 

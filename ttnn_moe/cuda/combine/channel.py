@@ -79,7 +79,7 @@ class Channel:
         self.alone, self._device = False, device
         dispatch, combine = sizes.plans()
         (self._heap, to), (self._other, to_other) = heap(dispatch), heap(combine)
-        self._status = torch.zeros(2, 8, dtype=torch.int32, pin_memory=True)
+        self._status = torch.zeros(2, 8, dtype=torch.int32, device="cpu", pin_memory=True)
         self._words = self._status.numpy()  # the host reads it without waiting for the GPU
         self._dispatch: RankKernel
         self._combine: RankKernel

@@ -48,10 +48,10 @@ class Heap:
             )
         self.alone = False
         # the host reads it without waiting for the GPU
-        self.said = torch.zeros(1, dtype=torch.int64, pin_memory=memory.is_cuda)
+        self.said = torch.zeros(1, dtype=torch.int64, device="cpu", pin_memory=memory.is_cuda)
         self._look = self.said.numpy()
-        words = torch.zeros(CALLS // 8, dtype=torch.int64)
-        words[: self.ranks] = torch.tensor(addresses)
+        words = torch.zeros(CALLS // 8, dtype=torch.int64, device="cpu")
+        words[: self.ranks] = torch.tensor(addresses, device="cpu")
         words[SAID // 8], words[TIMEOUT // 8] = self.said.data_ptr(), int(timeout * 1e9)
         memory[:CALLS].view(torch.int64).copy_(words)
 
