@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from model_ranks import by_ranks
+from parallel_layers import one_process
 from ttnn_moe.ascend.backend import AscendBackend
 from ttnn_moe.ascend.machine import Machine
 from ttnn_moe.contract import Experts, Placement, Problem
@@ -172,6 +173,23 @@ def test_a_rank_without_a_group_has_no_heartbeat(kind: type[BaseException], monk
     assert threading.active_count() == before
 
 
+def test_ranks_are_refused_where_torch_distributed_is_started(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with one_process(tmp_path), pytest.raises(ContractError, match="started already.*leave init_process_group out"):
+        Ranks(dist.HashStore(), 0, 1)
+    assert threading.active_count() == before
+
+
+def test_an_error_after_the_end_is_no_fault_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store may be gone with rank 0, and no heartbeat goes on."""
+    monkeypatch.setattr(Faults, "wait", lambda faults: faults.lost("gone"))
+    ranks = Ranks(dist.HashStore(), 0, 1)
+    with pytest.raises(RuntimeError, match="no room on the disk") as error, ranks.watched():
+        ranks.close()
+        raise RuntimeError("no room on the disk")
+    assert error.type is RuntimeError
+
+
 def test_a_rank_of_another_version_is_named() -> None:
     store = dist.HashStore()
     store.set("meeting1/1", json.dumps({"ttnn_moe": "0", "torch": torch.__version__, "ranks": "2"}))
@@ -182,8 +200,8 @@ def test_a_rank_of_another_version_is_named() -> None:
 @pytest.mark.parametrize("device, ended", [("cuda", ["abort"]), ("cpu", [])])
 def test_a_fault_ends_what_nccl_waits_in(device: str, ended: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dist, "init_process_group", lambda *_, **__: None)
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
     ranks, calls = Ranks(dist.HashStore(), 0, 1, device), []
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
     ranks.group = SimpleNamespace(abort=lambda: calls.append("abort"))
     ranks._faults.cut_once()
     ranks._faults.end()

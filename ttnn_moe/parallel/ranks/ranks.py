@@ -46,13 +46,21 @@ class Ranks:
         group: for tensors on the device. turns: see Turns.
 
     Raises:
-        ContractError: a rank has another version of ttnn_moe or of torch, or counts other ranks.
+        ContractError: torch.distributed is started already; or a rank has another version of ttnn_moe or of torch, or
+            counts other ranks.
         RankStopped: a rank did not come within the timeout, or died.
     """
 
     def __init__(self, store: dist.Store, rank: int, size: int, device: str = "cpu", timeout: float = 60.0):
+        if dist.is_initialized():
+            raise ContractError(
+                "torch.distributed is started already, and ranks start it themselves",
+                got=f"a process group of {dist.get_world_size()} processes",
+                expected="none",
+                remedy="leave init_process_group out; close ranks that were started before",
+            )
         self.rank, self.size, self.device, self.timeout = rank, size, torch.device(device), timeout
-        self._store, self._met = store, 0
+        self._store, self._met, self._closed = store, 0, False
         self._faults = Faults(dist.PrefixStore("faults", store), rank, size, timeout)
         kind = self.device.type
         backend = "gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{COLLECTIVES[kind]}"
@@ -132,6 +140,8 @@ class Ranks:
             self._leave(failed=True)
             raise named from error
         except BaseException as error:
+            if self._closed:  # all work has ended, and that a rank is silent or the store gone is no fault
+                raise
             stopped = self._faults.wait() if of_a_collective(error) else self._stopped_before(error)
             if stopped is None:
                 self._faults.end()  # its thread would find the report, and cut beside what follows
@@ -152,6 +162,7 @@ class Ranks:
         left = [] if self.rank else [f"left/{rank}" for rank in range(1, self.size)]
         while left and not self._store.check(left) and time.monotonic() < until:
             time.sleep(_POLL)
+        self._closed = True
         self._leave()
 
     def _stopped_before(self, error: BaseException) -> RankStopped | None:
