@@ -65,6 +65,25 @@ def test_a_rank_with_another_checkpoint_is_named(tmp_path: Path) -> None:
         assert "rank 2: format of the experts: got int4_24, expected dense as rank 0" in result.text
 
 
+def shared_by(ranks: Ranks, kind: str, exchange: Any) -> Qwen3Moe:
+    return load_shared(TINY / "nowhere", ranks, kind, exchange=exchange)
+
+
+@pytest.mark.parametrize(
+    ("kind", "exchange", "words"),
+    [
+        ("experts", "pigeon", "unknown exchange; got 'pigeon'"),
+        ("experts", None, "unknown exchange; got None"),
+        ("tensor", "hierarchical", "an exchange is of shared experts; got exchange='hierarchical', kind='tensor'"),
+    ],
+)
+def test_an_exchange_that_serves_nothing_is_refused_before_weights_are_read(
+    kind: str, exchange: Any, words: str, tmp_path: Path
+) -> None:
+    for result in by_ranks(shared_by, 2, tmp_path, kind, exchange):
+        assert result.kind == "RequestError" and words in result.text, result
+
+
 FACTS = {"ttnn_moe": "1", "checkpoint": "abc", "K": "8", "layout": "experts, 4 ranks"}
 
 

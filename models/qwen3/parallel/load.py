@@ -6,8 +6,11 @@ from pathlib import Path
 
 import torch
 
+from ttnn_moe.errors import RequestError
+from ttnn_moe.parallel.layer import NAMES
 from ttnn_moe.parallel.ranks import Ranks
 from ttnn_moe.parallel.ranks.sums import sums_of
+from ttnn_moe.visible import shown
 
 from ..checkpoint import Checkpoint
 from ..model import Qwen3Moe
@@ -40,10 +43,20 @@ def load_shared(
     Raises:
         ContractError: a rank has another version, checkpoint, routing size, dtype or layout; it is named.
         RankStopped: a rank did not come, or failed to load.
-        RequestError: so many ranks cannot share the model. Others: as load_model.
+        RequestError: so many ranks cannot share the model; or an unknown exchange, or one beside "tensor". Others: as
+            load_model.
     """
-    checkpoint = Checkpoint(directory)
     split = Split(kind, ranks.size, ranks.rank)
+    if exchange not in NAMES:
+        raise RequestError("unknown exchange", got=shown(exchange), expected=f"one of {list(NAMES)}")
+    if kind != "experts" and exchange != "auto":
+        raise RequestError(
+            "an exchange is of shared experts",
+            got=f"exchange={shown(exchange)}, kind={shown(kind)}",
+            expected="exchange='auto'",
+            remedy="leave exchange out, or kind='experts'",
+        )
+    checkpoint = Checkpoint(directory)
     config = checkpoint.config
     ranks.compare(
         {
