@@ -6,6 +6,8 @@ import os
 import re
 import socket
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +19,7 @@ import torch.distributed as dist
 import torch.distributed._symmetric_memory as symmetric_memory
 
 from model_ranks import by_ranks
+from ttnn_moe import accelerator
 from ttnn_moe.contract import Experts, Placement, Problem, Routing
 from ttnn_moe.cuda.combine.channel import Came, Sizes
 from ttnn_moe.errors import ContractError
@@ -177,8 +180,13 @@ def first_call_of(ranks: Ranks, fails: int) -> torch.Tensor:
         return prepare(*given)
 
     ReferenceBackend.prepare = prepared  # type: ignore[method-assign]
+    return layer_of(ranks, lambda problem, topology: Alone(problem.T, ranks.size))
+
+
+def layer_of(ranks: Ranks, channel_of: Any) -> torch.Tensor:
+    """What the first call of a layer gives, whose ranks share such a channel."""
     PeerMemoryExchange.why_not = lambda problem, topology: None  # type: ignore[assignment]
-    peer_memory._channel_of = lambda problem, topology: Alone(problem.T, ranks.size)  # type: ignore[assignment]
+    peer_memory._channel_of = channel_of
     torch.cuda.current_device = lambda: "cpu"
     MACHINES["cpu"] = PeerMemoryExchange
     problem = replace(PROBLEM, device="cpu", D=ranks.size)
@@ -201,6 +209,48 @@ def test_all_ranks_raise_at_once_where_one_has_no_memory_for_its_experts(tmp_pat
 def test_the_first_call_finds_its_experts_ready(tmp_path: Path) -> None:
     for out in by_ranks(first_call_of, 2, tmp_path, -1):
         assert not out.any() and len(out) == 4
+
+
+class Devices:
+    """A module of devices, of which another one than the experts' is current."""
+
+    current = "another"
+
+    def current_device(self) -> int:
+        return 5
+
+    @contextmanager
+    def device(self, device: torch.device) -> Iterator[None]:
+        self.current, before = str(device), self.current
+        yield
+        self.current = before
+
+
+def where_it_runs(ranks: Ranks) -> list[str]:
+    """The current device while a layer makes its channel, and while its call dispatches and combines."""
+    devices, seen = Devices(), []
+    accelerator.is_accelerator, accelerator.module_of = lambda device: True, lambda device: devices
+
+    class Seen(Alone):
+        def __init__(self, *sizes: int):
+            super().__init__(*sizes)
+            seen.append(devices.current)
+
+        def dispatch(self, *given: object) -> Came:
+            seen.append(devices.current)
+            return super().dispatch(*given)
+
+        def combine(self, *given: Any) -> None:
+            seen.append(devices.current)
+            super().combine(*given)
+
+    layer_of(ranks, lambda problem, topology: Seen(problem.T, ranks.size))
+    return [*seen, devices.current]
+
+
+def test_the_experts_device_is_current_in_a_layer(tmp_path: Path) -> None:
+    """Else peers would get another GPU's memory, and kernels would be launched there."""
+    assert by_ranks(where_it_runs, 2, tmp_path) == [["cpu", "cpu", "cpu", "another"]] * 2
 
 
 def test_layers_of_a_channel_share_one_scratch_on_all_streams(monkeypatch: pytest.MonkeyPatch) -> None:

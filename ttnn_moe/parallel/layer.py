@@ -7,6 +7,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .. import api, registry
+from ..accelerator import on
 from ..arguments import seconds
 from ..backend import ChecksPromises, CompilesAhead, Prepared, store
 from ..contract import Experts, Placement, Problem, Routing, check_kind, or_float32
@@ -108,11 +109,12 @@ class ExpertParallel(Prepared):
             # an exchange gives the backend ids that promise nothing
             self._check_promise = runs.check_promise if isinstance(runs, ChecksPromises) else None
         topology = Topology(placement, runs, group, wire, nodes, timeout)
-        self.exchange = exchanges.choose(exchange, self.problem, topology)
-        made = self.exchange.transport if isinstance(self.exchange, Hierarchical) else None
-        self.kernels = made if isinstance(made, PeerMemoryExchange) else None
-        if self.kernels is not None:
-            self.kernels.ready(experts)
+        with on(self.device):  # the caller's current one may be another, whose memory peers would get
+            self.exchange = exchanges.choose(exchange, self.problem, topology)
+            made = self.exchange.transport if isinstance(self.exchange, Hierarchical) else None
+            self.kernels = made if isinstance(made, PeerMemoryExchange) else None
+            if self.kernels is not None:
+                self.kernels.ready(experts)
 
     def compile(self, least: int = 1, *, ids64: bool = False, accumulate: bool = False) -> int:
         """Compile what this process's experts launch for the tokens of all processes; see Prepared. Returns 0."""
@@ -133,7 +135,8 @@ class ExpertParallel(Prepared):
             raise ContractError("other experts", got=experts, expected=f"the tensors of {self._experts}")
         try:
             if self.kernels is not None:
-                self.kernels.renew(experts)
+                with on(self.device):
+                    self.kernels.renew(experts)
             self._experts = experts
         except BaseException as error:
             self._fail_between(error)
@@ -159,6 +162,10 @@ class ExpertParallel(Prepared):
         return self.kernels.sends if self.kernels is not None else not captures(self.device)
 
     def _run(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
+        with on(self.device):
+            self._run_here(hidden, routing, out, accumulate)
+
+    def _run_here(self, hidden: Tensor, routing: Routing, out: Tensor, accumulate: bool) -> None:
         if self._check_promise is not None:
             self._check_promise(routing)
         calls, kernels = self._calls, self.kernels

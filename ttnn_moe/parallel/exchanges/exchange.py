@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from ...accelerator import is_accelerator, module_of
+from ...accelerator import is_accelerator, module_of, on
 from ...backend import Backend
 from ...contract import Experts, Placement, Problem, Routing
 from ...errors import FIX, ContractError
@@ -132,7 +132,10 @@ def captures(device: torch.device) -> bool:
     if not is_accelerator(device):
         return False
     capturing = getattr(module_of(device), "is_current_stream_capturing", None)  # an old torch_npu has no graphs
-    return capturing is not None and capturing()
+    if capturing is None:
+        return False
+    with on(device):
+        return bool(capturing())
 
 
 class Own:
