@@ -35,7 +35,7 @@ WORK: dict[str, tuple[Any, str]] = {
 }
 
 
-def layer_of(rank: int, exchange: str, **options: Any) -> Callable[..., torch.Tensor]:
+def layer_of(rank: int, exchange: str, T: int = 8, **options: Any) -> Callable[..., torch.Tensor]:
     """Of two ranks; expert e multiplies by e + 1 and silu(1)."""
     registry.register("ascend", ascend_stand_in.TARGET)
     placement, I = Placement.uniform(4, 2, rank), 32
@@ -43,7 +43,7 @@ def layer_of(rank: int, exchange: str, **options: Any) -> Callable[..., torch.Te
     down = torch.ones(2, 64, I) / I * (torch.arange(2) + 2 * rank + 1)[:, None, None]
     on_npu = exchange == "dispatch_combine"
     dtype = torch.bfloat16 if on_npu else torch.float32
-    problem = Problem(8, 4, 2, 64, I, dtype, D=2)
+    problem = Problem(T, 4, 2, 64, I, dtype, D=2)
     experts = Experts.dense(gate_up.to(dtype), down.to(dtype))
     return ExpertParallel(problem, experts, placement, None, "ascend" if on_npu else "reference", exchange, **options)
 
@@ -146,6 +146,27 @@ def test_a_call_that_one_rank_refuses_meets_no_other_layers_call(
     (own, one), (others, two) = by_ranks(refused, 2, tmp_path, exchange, REFUSED[wrong], timeout=TIMEOUT)
     assert own == [("ContractError", None), stopped, stopped] and others == [other] * 2
     assert max(one, two) < TIMEOUT / 2, "a rank waited for the timeout"
+
+
+def refused_beside(ranks: Ranks, exchange: str, T: int) -> list[Any]:
+    """Rank 0's first call is refused, and its caller goes on with a layer whose messages have other sizes."""
+    first, other = layer_of(ranks.rank, "all_gather"), layer_of(ranks.rank, exchange, T)
+    ids, said = torch.tensor([[0, 2], [1, 3]]), []
+    for layer in (first, other):
+        try:
+            layer(torch.ones(2, 32 if (ranks.rank, layer) == (0, first) else 64), ids, torch.ones(2, 2))
+            said.append("numbers")
+        except (TtnnMoeError, RuntimeError) as failed:
+            said.append((type(failed).__name__, getattr(failed, "peer", None)))
+    return said
+
+
+@pytest.mark.parametrize("exchange, T", [("all_gather", 16), ("all_to_all", 8)])
+def test_messages_of_other_sizes_end_no_process(exchange: str, T: int, tmp_path: Path) -> None:
+    """Gloo aborts a process to which more comes than it waits for."""
+    own, other = by_ranks(refused_beside, 2, tmp_path, exchange, T, timeout=6.0)
+    assert own == [("ContractError", None), STOPPED]
+    assert other is not None and "numbers" not in str(other)
 
 
 def test_the_operators_of_npus_end_their_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from ..ids import is_distinct
 from ..placement import check_placement
 from ..visible import shown
 from . import exchanges
-from .exchanges import Topology, agreement
+from .exchanges import AllGather, AllToAll, Topology, agreement
 from .exchanges.exchange import calls_of, captures
 from .exchanges.hierarchical import Hierarchical
 from .exchanges.peer_memory import PeerMemoryExchange
@@ -147,6 +147,7 @@ class ExpertParallel(Prepared):
         # PeerStopped. One rank alone is apart from nobody
         if self.problem.D > 1 and not isinstance(error, PeerStopped) and self._sends and self._calls.failure is None:
             self._fail_between(error)
+            self._calls.waits = self._messages
             if isinstance(error, Exception):
                 self._calls.say(error)
 
@@ -155,6 +156,20 @@ class ExpertParallel(Prepared):
         if self._calls.failure is None:
             self._calls.tells = True
             self._calls.fail(error, self._rank)
+
+    @property
+    def _messages(self) -> object:
+        """What the messages of a call look like to ranks that wait for them; None: they meet no other layer's."""
+        sizes, name = self._local, self.exchange.name
+        if name == AllToAll.name:  # the first are numbers of tokens, which end the call
+            return name
+        return (name, sizes.T, sizes.K, sizes.H, sizes.dtype, sizes.out_dtype) if name == AllGather.name else None
+
+    @property
+    def _meets_others(self) -> bool:
+        """Whether the other ranks may wait for messages of other sizes. Gloo would end their processes."""
+        waits, mine = self._calls.waits, self._messages
+        return None not in (waits, mine) and waits != mine
 
     @property
     def _sends(self) -> bool:
@@ -175,7 +190,7 @@ class ExpertParallel(Prepared):
                 remedy="let one thread of each process make the calls",
             )
         try:
-            if kernels is not None or not calls.tells:
+            if kernels is not None or not calls.tells or self._meets_others:
                 calls.check()
             if kernels is not None:
                 kernels.check()

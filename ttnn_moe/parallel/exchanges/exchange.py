@@ -85,6 +85,7 @@ class Calls:
         turn: held during a call.
         failure: why this rank's calls fail from now on.
         tells: the call that failed left no message of the others waiting, and the next one can tell them.
+        waits: the kind of messages that the others may wait for since this rank refused a call; None: any.
         report: tells it to all ranks that somebody watches, before NaN reaches them; None: nobody watches.
         trying: a call that fails now is made again in another way.
     """
@@ -92,6 +93,7 @@ class Calls:
     turn: Lock = field(default_factory=Lock)
     failure: RankStopped | None = None
     tells: bool = False
+    waits: object = None
     report: Callable[[str], object] | None = None
     trying: bool = False
 
