@@ -148,6 +148,25 @@ def test_a_call_that_one_rank_refuses_meets_no_other_layers_call(
     assert max(one, two) < TIMEOUT / 2, "a rank waited for the timeout"
 
 
+def told_of_refusal(ranks: Ranks) -> str:
+    """What rank 1 knows of a call that rank 0 refused, and made no other after."""
+    layer, begin = layer_of(ranks.rank, "all_to_all"), time.monotonic()
+    if ranks.rank == 0:
+        with pytest.raises(ContractError):
+            layer(torch.ones(2, 32), torch.tensor([[0, 2], [1, 3]]), torch.ones(2, 2))
+        ranks._store.wait(["known"])
+        return ""
+    while (found := ranks._faults.reported()) is None and time.monotonic() - begin < TIMEOUT / 4:
+        time.sleep(0.01)
+    ranks._store.set("known", "")
+    return "" if found is None else f"{found.peer}: {found.why}"
+
+
+def test_whoever_watches_learns_of_a_refused_call_at_once(tmp_path: Path) -> None:
+    _, known = by_ranks(told_of_refusal, 2, tmp_path, timeout=TIMEOUT)
+    assert known.startswith("0: ContractError: hidden does not fit"), known
+
+
 def refused_beside(ranks: Ranks, exchange: str, T: int) -> list[Any]:
     """Rank 0's first call is refused, and its caller goes on with a layer whose messages have other sizes."""
     first, other = layer_of(ranks.rank, "all_gather"), layer_of(ranks.rank, exchange, T)

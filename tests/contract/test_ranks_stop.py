@@ -71,7 +71,27 @@ def attaching(ranks: Ranks, fails: int, error: Exception) -> object:
     placement = Placement.uniform(6, 3, ranks.rank)
     problem = Problem(8, 6, 2, 64, 32, torch.float32, D=3)
     sizes = hierarchical.sizes_of(problem, Topology(placement, ReferenceBackend()))
-    return hierarchical._attach(sizes, placement, ranks.group).rank
+    transport = hierarchical._attach(sizes, placement, ranks.group)
+    assert not is_memory(transport._memory.name), "a further process could attach"
+    return transport.rank
+
+
+def is_memory(name: str) -> bool:
+    """Whether it still names the memory of a group."""
+    return os.path.lexists(name) and "memfd" in os.readlink(name)
+
+
+def test_a_memory_that_is_given_up_leaves_no_name() -> None:
+    """As where not all ranks attach, and nobody takes its name away."""
+    problem, topology = (
+        Problem(8, 6, 2, 64, 32, torch.float32, D=3),
+        Topology(Placement.uniform(6, 3, 0), ReferenceBackend()),
+    )
+    memory = hierarchical.SharedMemory(hierarchical.sizes_of(problem, topology).layout)
+    name = memory.name
+    assert is_memory(name)
+    del memory
+    assert not is_memory(name)
 
 
 @pytest.mark.parametrize("error", [OSError("no room"), MemoryError("no room"), OverflowError("no room")], ids=repr)

@@ -102,6 +102,27 @@ def test_rows_that_are_not_aligned_are_copied() -> None:
     assert sent[0] is rows, "no copy is made without need"
 
 
+@pytest.mark.parametrize(("given", "sent"), [(None, 3), (2, 2), (3, 3), (5, 3), (0, 0)])
+@pytest.mark.parametrize("most", [3, 8])
+def test_no_token_past_the_rows_of_a_call_is_sent(given: int | None, sent: int, most: int) -> None:
+    """The kernels know the most tokens of a call, and no more of this one than its number."""
+    counts: list[int] = []
+
+    class Channel:
+        def dispatch(self, hidden: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor, T: torch.Tensor) -> None:
+            counts.append(min(int(T), most))  # as the kernels read it
+            raise InterruptedError
+
+    exchange = PeerMemoryExchange.__new__(PeerMemoryExchange)
+    exchange._channel = exchange._local = Channel()  # type: ignore[assignment]
+    exchange._counts = torch.arange(most + 1, dtype=torch.int32)[:, None]
+    number = None if given is None else torch.tensor(given, dtype=torch.int32)
+    routing = Routing.from_topk(torch.zeros(3, 2).int(), torch.ones(3, 2), 4, num_tokens=number)
+    with pytest.raises(InterruptedError):
+        exchange(torch.randn(3, 8).to(BF16), routing, None)  # type: ignore[arg-type]
+    assert counts == [sent]
+
+
 def test_ranks_whose_heaps_have_other_parts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """One rank's GPU copies in bulk, the other's does not: the rings of their heaps lie elsewhere."""
     own, other = (Sizes(2, 1, 256, 64, BF16, 4, 8, fast).plans()[0] for fast in (True, False))
