@@ -99,6 +99,13 @@ def test_the_hierarchical_exchange_names_a_device_that_it_does_not_serve(here: N
     )
 
 
+def test_the_operators_of_npus_take_no_nodes() -> None:
+    problem, topology = layer_of(4)
+    on_npus = replace(problem, device="npu")
+    assert "leave nodes out" in str(Hierarchical.why_not(on_npus, replace(topology, nodes=Nodes(2, 2))))
+    assert "leave nodes out" not in str(Hierarchical.why_not(on_npus, topology))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_all_gather_is_refused_where_its_rows_take_too_much(
     dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch

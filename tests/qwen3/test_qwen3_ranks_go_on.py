@@ -176,3 +176,23 @@ def test_all_ranks_raise_where_one_cannot_compile_its_experts(alone: list[list[i
     for said, made in by_ranks(compiles, 2, tmp_path, timeout=TIMEOUT):
         assert said.startswith("BackendUnavailable: a rank cannot compile") and "rank 0: MemoryError: no room" in said
         assert made == alone[0]
+
+
+def times_compiled(ranks: Ranks) -> tuple[int, int]:
+    """How often layers compiled in a request's steps, and how many layers were made."""
+    model, times, works = load_shared(TINY, ranks, "experts", dtype=FP32), [], ExpertParallel.compile
+
+    def compile(layer: ExpertParallel, *given: Any, **options: Any) -> int:
+        times.append(layer)
+        return works(layer, *given, **options)
+
+    ExpertParallel.compile = compile  # type: ignore[method-assign]
+    tokens_of(Engine(model, rows=1, capacity=64), prompts()[0])
+    model.leave()
+    return len(times), sum(len(moe._prepared) for moe in model.shared())
+
+
+def test_ranks_meet_once_for_each_size_of_turns(tmp_path: Path) -> None:
+    """Each step would wait for another meeting of all."""
+    for compiled, made in by_ranks(times_compiled, 2, tmp_path, timeout=TIMEOUT):
+        assert compiled == made > 0

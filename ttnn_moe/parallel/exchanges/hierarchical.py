@@ -97,6 +97,8 @@ class Hierarchical:
         exchange = MACHINES.get(problem.device)
         if exchange is None:
             return f"no transport for {problem.device}; to fix it: exchange='all_to_all'"
+        if exchange is DispatchCombine and topology.nodes is not None:
+            return "torch_npu's operators find their servers themselves; to fix it: leave nodes out"
         return exchange.why_not(problem, topology)
 
     @classmethod
