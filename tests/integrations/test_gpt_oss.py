@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gpt_oss_models import LAYERS, E, H, I, save
@@ -286,6 +286,15 @@ def test_refused_when_transformers_loads(checkpoint: Path, tmp_path: Path) -> No
         ContractError, match="intermediate_size does not fit MXFP4 experts; got 80; expected a multiple.*Mxfp4Config"
     ):
         load(save(tmp_path / "sizes", intermediate_size=80))
+
+
+@pytest.mark.parametrize("names", [["down_proj_bias"], ["gate_up_proj_blocks", "gate_up_proj_scales"]])
+def test_a_checkpoint_that_lacks_tensors_is_refused(names: list[str], checkpoint: Path, tmp_path: Path) -> None:
+    """transformers warns, and leaves their memory as it was."""
+    lacks, tensors = [PREFIX.format(layer=1) + name for name in names], load_file(checkpoint / "model.safetensors")
+    save_file({name: x for name, x in tensors.items() if name not in lacks}, save(tmp_path) / "model.safetensors")
+    with pytest.raises(ContractError, match=f"lacks tensors of its packed.*got no {', '.join(lacks)};.*download"):
+        load(tmp_path)
 
 
 def test_a_backward_pass_names_what_trains(checkpoint: Path) -> None:
