@@ -115,6 +115,21 @@ def test_a_batch_keeps_its_rows_and_its_mask() -> None:
         model(ids[:, :1], attention_mask=hidden, past_key_values=cache)
 
 
+def test_a_row_may_begin_after_the_others() -> None:
+    """Its first token comes alone, while the others decode."""
+    model, ids, mask = model_of("Qwen3"), ids_of(24, 2), torch.ones(2, 24)
+    mask[0, :20] = 0
+    cache, at = BucketedCache(model, rows=2, capacity=64, bits=16), (mask.cumsum(1) - 1).clamp_min(0).long()
+    got = [
+        model(
+            ids[:, part], attention_mask=mask[:, : part.stop], position_ids=at[:, part], past_key_values=cache
+        ).logits[:, -1]
+        for part in (slice(0, 20), *(slice(i, i + 1) for i in range(20, 24)))
+    ]
+    want = model_of("Qwen3", "sdpa")(ids, attention_mask=mask, position_ids=at).logits[:, 20:]
+    assert apart(torch.stack(got[1:], 1), want) < 0.02
+
+
 @pytest.mark.parametrize("dropped", (False, True))
 def test_a_mask_that_shows_padding_is_refused(dropped: bool) -> None:
     """The cache holds no padding, so a later pass cannot attend to it, as it does with sdpa."""
