@@ -221,6 +221,26 @@ def test_what_is_not_asked_for_stays_as_it_is(checkpoint: Path) -> None:
         assert {type(module).__name__ for module in experts_of(model).values()} == {"GptOssExperts"}
 
 
+def test_experts_that_are_asked_for_dequantised_are_dense_and_refused(checkpoint: Path) -> None:
+    model = load(checkpoint, quantization_config=transformers.Mxfp4Config(dequantize=True))
+    assert not packed(model)
+    with pytest.raises(ContractError, match="cannot serve GptOssExperts: its experts have biases; .*transposed.*inter"):
+        logits(model, batch())
+
+
+def test_generate_may_compile_packed_experts(checkpoint: Path) -> None:
+    """transformers asks the quantiser, and compiles decoding with a static cache."""
+    model, inputs = load(checkpoint), batch()
+    assert model.hf_quantizer.is_compileable
+    options = dict(max_new_tokens=4, do_sample=False)
+    want = model.generate(**inputs, **options)
+    compiled = transformers.CompileConfig(backend="eager", mode=None, fullgraph=False)
+    compiled._compile_all_devices = True
+    got = model.generate(**inputs, **options, cache_implementation="static", compile_config=compiled)
+    torch._dynamo.reset()
+    assert torch.equal(got, want)
+
+
 def half(model: Any) -> None:
     packed(model)[0].half()
 
