@@ -58,7 +58,6 @@ TABLES: dict[str, Callable[[], str]] = {
     "int4_24_layer.json": partial(layer_tables.format_layers, "int4_24"),
     "int4_24_sm80_h100.json": partial(layer_tables.format_layers, "int4_24", "int4_24_sm80_h100.json"),
     "mxfp4_layer.json": partial(layer_tables.format_layers, "mxfp4"),
-    "mxfp4_arranged.json": partial(layer_tables.format_layers, "mxfp4", "mxfp4_arranged.json"),
     "mxfp4_peers.json": partial(layer_tables.format_layers, "mxfp4", "mxfp4_peers.json"),
     "moe_layer.json": layer_tables.moe_layer,
     "moe_layer.json, all of it": layer_tables.moe_layer_all,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from gpt_oss_models import LAYERS, E, H, I, save
@@ -221,6 +221,26 @@ def test_what_is_not_asked_for_stays_as_it_is(checkpoint: Path) -> None:
         assert {type(module).__name__ for module in experts_of(model).values()} == {"GptOssExperts"}
 
 
+def test_experts_that_are_asked_for_dequantised_are_dense_and_refused(checkpoint: Path) -> None:
+    model = load(checkpoint, quantization_config=transformers.Mxfp4Config(dequantize=True))
+    assert not packed(model)
+    with pytest.raises(ContractError, match="cannot serve GptOssExperts: its experts have biases; .*transposed.*inter"):
+        logits(model, batch())
+
+
+def test_generate_may_compile_packed_experts(checkpoint: Path) -> None:
+    """transformers asks the quantiser, and compiles decoding with a static cache."""
+    model, inputs = load(checkpoint), batch()
+    assert model.hf_quantizer.is_compileable
+    options = dict(max_new_tokens=4, do_sample=False)
+    want = model.generate(**inputs, **options)
+    compiled = transformers.CompileConfig(backend="eager", mode=None, fullgraph=False)
+    compiled._compile_all_devices = True
+    got = model.generate(**inputs, **options, cache_implementation="static", compile_config=compiled)
+    torch._dynamo.reset()
+    assert torch.equal(got, want)
+
+
 def half(model: Any) -> None:
     packed(model)[0].half()
 
@@ -286,6 +306,15 @@ def test_refused_when_transformers_loads(checkpoint: Path, tmp_path: Path) -> No
         ContractError, match="intermediate_size does not fit MXFP4 experts; got 80; expected a multiple.*Mxfp4Config"
     ):
         load(save(tmp_path / "sizes", intermediate_size=80))
+
+
+@pytest.mark.parametrize("names", [["down_proj_bias"], ["gate_up_proj_blocks", "gate_up_proj_scales"]])
+def test_a_checkpoint_that_lacks_tensors_is_refused(names: list[str], checkpoint: Path, tmp_path: Path) -> None:
+    """transformers warns, and leaves their memory as it was."""
+    lacks, tensors = [PREFIX.format(layer=1) + name for name in names], load_file(checkpoint / "model.safetensors")
+    save_file({name: x for name, x in tensors.items() if name not in lacks}, save(tmp_path) / "model.safetensors")
+    with pytest.raises(ContractError, match=f"lacks tensors of its packed.*got no {', '.join(lacks)};.*download"):
+        load(tmp_path)
 
 
 def test_a_backward_pass_names_what_trains(checkpoint: Path) -> None:

@@ -152,6 +152,24 @@ def test_ids_of_other_ranks_add_nothing(device: str) -> None:
         assert run(module, x[:0], ids[:0], weights[:0]).shape == (0, 64)
 
 
+@pytest.mark.parametrize(
+    ("name", "group", "promise"),
+    [("Qwen3Moe", False, "distinct"), ("Qwen3Moe", True, "any"), ("Mixtral", False, "any"), ("Qwen2Moe", False, "any")],
+)
+def test_what_is_promised_of_ids(name: str, group: bool, promise: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Expert parallelism marks experts of other ranks, and needs a process group."""
+    seen, moe = set(), hf.experts.api.moe
+
+    def spy(*args, ids: str, **options) -> Tensor:
+        seen.add(ids)
+        return moe(*args, ids=ids, **options)
+
+    monkeypatch.setattr(hf.experts.api, "moe", spy)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: group)
+    run_with(make(name), "ttnn_moe", lambda m: m(**batch()).logits)
+    assert seen == {promise}
+
+
 def test_routing_weights_in_bf16() -> None:
     module = first_experts(make("Qwen3Moe"))
     x, weights, ids = torch.randn(5, 64), torch.rand(5, 2).bfloat16(), torch.randint(0, 8, (5, 2))

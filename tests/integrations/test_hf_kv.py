@@ -7,15 +7,19 @@ import gc
 import io
 import pickle
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import transformers
+from torch import nn
 
-from hf_kv_models import apart, ids_of, model_of
+from hf_kv_models import SMALL, apart, ids_of, model_of
 from torch_defaults import defaults
 from ttnn_moe.errors import ContractError, GradientsRefused
 from ttnn_moe.integrations.transformers.kv import NAME, BucketedCache
+from ttnn_moe.integrations.transformers.kv_model import head_norms
 from ttnn_moe.kv.bucketed import allocation
 
 
@@ -158,3 +162,36 @@ def test_a_copy_of_a_cache_goes_on_by_itself(copied: Any) -> None:
     twin = copied(cache)
     got, want = ([model(ids[:, i : i + 1], past_key_values=one).logits for i in range(60, 99)] for one in (twin, cache))
     assert torch.equal(torch.cat(got), torch.cat(want))
+
+
+def test_a_model_with_an_offloaded_layer(tmp_path: Path) -> None:
+    """Its norms of heads are on meta between calls."""
+    pytest.importorskip("accelerate")
+    want = model_of("Qwen3", "sdpa")
+    want.save_pretrained(tmp_path / "model")
+    parts = {"model.layers.1": "disk"} | dict.fromkeys(("model.embed_tokens", "model.layers.0", "model.norm"), "cpu")
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        tmp_path / "model",
+        attn_implementation=NAME,
+        device_map=parts | dict.fromkeys(("model.rotary_emb", "lm_head"), "cpu"),
+        offload_folder=tmp_path / "weights",
+    )
+    assert model.model.layers[1].self_attn.k_norm.weight.device.type == "meta"
+    cache, ids = BucketedCache(model, capacity=64, bits=16), ids_of(25)
+    with torch.no_grad():
+        got = torch.cat([model(piece, past_key_values=cache).logits for piece in ids.split((24, 1), 1)], 1)
+        assert apart(got, want(ids).logits) < 0.02
+
+
+@pytest.mark.parametrize("name", ("Qwen3", "Gemma3"))
+def test_the_size_of_channels_after_a_norm_is_what_the_norm_makes_it(name: str) -> None:
+    """Gemma's norms scale by 1 + weight."""
+    model, D = model_of(name), SMALL["head_dim"]
+    for layer in model.model.layers:
+        nn.init.normal_(layer.self_attn.k_norm.weight)
+    heads = torch.randn(100_000, D, generator=torch.Generator().manual_seed(1))
+    for layer, size in zip(model.model.layers, head_norms(model, "k_norm", D), strict=True):
+        with torch.no_grad():
+            seen = layer.self_attn.k_norm(heads).square().mean(0)
+        want = seen.unflatten(0, (2, -1)).mean(0).sqrt().repeat(2)
+        torch.testing.assert_close(size, want, rtol=0.02, atol=1e-3)

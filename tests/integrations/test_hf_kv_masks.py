@@ -73,13 +73,32 @@ def test_a_cache_longer_than_a_window_or_chunk_is_refused_when_it_is_made(name: 
 
 
 @pytest.mark.parametrize(
-    "name, changes", (("Mistral", {"sliding_window": 64}), ("Llama4", {"attention_chunk_size": 64}))
+    "name, changes",
+    (("Mistral", {"sliding_window": 64}), ("Llama4", {"attention_chunk_size": 64}), ("Gemma3", {"sliding_window": 64})),
 )
 def test_windows_and_chunks_as_long_as_a_row_are_served(name: str, changes: dict[str, Any]) -> None:
+    """Gemma's scaling is not head_dim**-0.5."""
     model, ids = model_of(name, **changes), ids_of(64)
     cache = BucketedCache(model, capacity=64, bits=16)
     got = torch.cat([model(x, past_key_values=cache).logits for x in ids.split((40, 23, 1), 1)], 1)
     assert apart(got, model_of(name, "sdpa", **changes)(ids, use_cache=False).logits) < 0.02
+
+
+@pytest.mark.parametrize("cached", (False, True))
+def test_a_window_of_the_attention_alone_is_refused(cached: bool) -> None:
+    """The config does not say it, so no mask holds it."""
+    model = model_of("Qwen3")
+    cache = BucketedCache(model, capacity=64, bits=16) if cached else None
+    model.model.layers[0].self_attn.sliding_window = 8
+    with pytest.raises(ContractError, match="a sliding window of 8 "):
+        model(ids_of(), past_key_values=cache, use_cache=cached)
+
+
+def test_attention_that_is_not_causal_is_refused() -> None:
+    model = model_of("Qwen3")
+    model.model.layers[0].self_attn.is_causal = False
+    with pytest.raises(ContractError, match="computes plain causal attention; got attention that is not causal"):
+        model(ids_of(), past_key_values=BucketedCache(model, capacity=64, bits=16))
 
 
 def test_dropout() -> None:

@@ -115,6 +115,21 @@ def test_a_batch_keeps_its_rows_and_its_mask() -> None:
         model(ids[:, :1], attention_mask=hidden, past_key_values=cache)
 
 
+def test_a_row_may_begin_after_the_others() -> None:
+    """Its first token comes alone, while the others decode."""
+    model, ids, mask = model_of("Qwen3"), ids_of(24, 2), torch.ones(2, 24)
+    mask[0, :20] = 0
+    cache, at = BucketedCache(model, rows=2, capacity=64, bits=16), (mask.cumsum(1) - 1).clamp_min(0).long()
+    got = [
+        model(
+            ids[:, part], attention_mask=mask[:, : part.stop], position_ids=at[:, part], past_key_values=cache
+        ).logits[:, -1]
+        for part in (slice(0, 20), *(slice(i, i + 1) for i in range(20, 24)))
+    ]
+    want = model_of("Qwen3", "sdpa")(ids, attention_mask=mask, position_ids=at).logits[:, 20:]
+    assert apart(torch.stack(got[1:], 1), want) < 0.02
+
+
 @pytest.mark.parametrize("dropped", (False, True))
 def test_a_mask_that_shows_padding_is_refused(dropped: bool) -> None:
     """The cache holds no padding, so a later pass cannot attend to it, as it does with sdpa."""
@@ -126,3 +141,24 @@ def test_a_mask_that_shows_padding_is_refused(dropped: bool) -> None:
     with pytest.raises(ContractError, match=r"attention_mask does not fit.*\[24, 24\].*expected.*\[19, 24\] cached"):
         model(ids[:, :1], attention_mask=shown, past_key_values=cache)
     model(ids[:, :1], attention_mask=torch.cat([mask, torch.ones(2, 1)], 1), past_key_values=cache)
+
+
+def test_a_mask_that_hides_other_tokens_than_before_is_refused() -> None:
+    """As many of them as before: the cache holds a token that the mask hides now."""
+    model, ids = model_of("Qwen3"), ids_of()
+    cache, before, after = BucketedCache(model, capacity=64, bits=16), torch.ones(1, 20), torch.ones(1, 24)
+    before[0, 0] = after[0, 5] = 0
+    model(ids[:, :20], attention_mask=before, past_key_values=cache)
+    with pytest.raises(ContractError, match=r"attention_mask does not fit.*\[19\] cached tokens, others than before"):
+        model(ids[:, 20:], attention_mask=after, past_key_values=cache)
+    model(ids[:, 20:], attention_mask=torch.cat([before, torch.ones(1, 4)], 1), past_key_values=cache)
+
+
+def test_a_compiled_model_does_not_compile_each_pass_anew() -> None:
+    model, ids = model_of("Qwen3"), ids_of(40)
+    cache, compiled = BucketedCache(model, capacity=64, bits=16), torch.compile(model, backend="eager")
+    torch._dynamo.reset()
+    with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True):
+        got = [compiled(piece, past_key_values=cache).logits for piece in ids.split((24, *[1] * 16), 1)]
+    torch._dynamo.reset()
+    assert apart(torch.cat(got, 1), model_of("Qwen3", "sdpa")(ids).logits) < 0.02

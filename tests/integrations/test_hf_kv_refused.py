@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from hf_kv_models import ids_of, model_of
+from hf_kv_models import apart, ids_of, model_of
 from ttnn_moe.errors import ContractError
 from ttnn_moe.integrations.transformers.kv import BucketedCache
 
@@ -87,3 +87,14 @@ def test_hybrid_models_are_refused_when_the_cache_is_made(name: str) -> None:
 def test_no_model(model: Any) -> None:
     with pytest.raises(ContractError, match=r"got (NoneType|Linear); expected a PreTrainedModel.*BucketedCache\(model"):
         BucketedCache(model)
+
+
+@pytest.mark.parametrize("name", ("Qwen3", "Llama"))
+def test_a_model_whose_first_weights_are_offloaded(name: str) -> None:
+    accelerate, model = pytest.importorskip("accelerate"), model_of(name)
+    cache = BucketedCache(model, capacity=64, bits=16)
+    accelerate.cpu_offload(model, execution_device="cpu")
+    with pytest.raises(ContractError, match="on which device it runs; got .*meta.*accelerate.*before accelerate"):
+        BucketedCache(model, capacity=64, bits=16)
+    want = model_of(name, "sdpa")(ids_of()).logits
+    assert apart(model(ids_of(), past_key_values=cache).logits, want) < 0.02

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import gpt_oss_models
 from hf_models import FP32, batch, experts_of, hf, make, run_with, transformers
 from ttnn_moe.selfcheck.bounds import token_errors
 
@@ -32,6 +33,7 @@ def rank_of_two(rank: int, folder: str) -> None:
         folder,
         distributed_config=distributed.DistributedConfig(tp_size=2, ep_size=2),
         experts_implementation="ttnn_moe",
+        dtype=torch.float32,
     )
     with torch.no_grad():
         logits = model(**torch.load(f"{folder}/inputs.pt"), use_cache=False).logits
@@ -45,9 +47,17 @@ def rank_of_two(rank: int, folder: str) -> None:
     "ep_size" not in inspect.signature(distributed.DistributedConfig).parameters,
     reason="this transformers does not name the size of an expert-parallel group",
 )
-def test_two_processes(tmp_path: Path) -> None:
-    model, inputs = make("Qwen3Moe"), batch()
-    model.save_pretrained(tmp_path)
+@pytest.mark.parametrize("name", ["Qwen3Moe", "gpt-oss"])
+def test_two_processes(name: str, tmp_path: Path) -> None:
+    if name == "gpt-oss":
+        load = transformers.AutoModelForCausalLM.from_pretrained
+        config = transformers.Mxfp4Config(dequantize=True)
+        gpt_oss_models.save(tmp_path)
+        model = load(tmp_path, quantization_config=config, dtype=torch.bfloat16).float()
+    else:
+        model = make(name)
+        model.save_pretrained(tmp_path)
+    inputs = batch()
     torch.save(inputs, tmp_path / "inputs.pt")
     want = run_with(model, "eager", lambda m: m(**inputs, use_cache=False).logits)
     torch.multiprocessing.spawn(rank_of_two, (str(tmp_path),), nprocs=2)

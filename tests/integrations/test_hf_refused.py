@@ -167,6 +167,18 @@ def test_refused_when_compiled(case: str, when: str) -> None:
         assert f"cannot serve {type(module).__name__}: {refusal.why}" in str(caught.value).replace("\\'", "'")
 
 
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_class_that_gets_another_gate_is_refused(compiled: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, run, inputs = first_experts(make("Qwen3Moe")), ALL_EXPERTS_FUNCTIONS["ttnn_moe"], call()
+    called = torch.compile(run, backend="eager", fullgraph=True) if compiled else run
+    with torch.no_grad():
+        called(module, *inputs)
+        monkeypatch.setattr(type(module), "_apply_gate", lambda self, gate_up: gate_up.chunk(2, -1)[0])
+        with pytest.raises((ContractError, torch._dynamo.exc.Unsupported), match="gate of its own"):
+            called(module, *inputs)
+    torch._dynamo.reset()
+
+
 def test_refusal_is_shown_through_a_model_and_its_compiled_form() -> None:
     model, inputs = make("Qwen3Moe", hidden_act="gelu"), batch()
     model.set_experts_implementation("ttnn_moe")

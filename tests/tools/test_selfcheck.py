@@ -48,7 +48,7 @@ def test_another_weight_format_passes(monkeypatch: pytest.MonkeyPatch) -> None:
         lines: list[str] = []
         assert selfcheck("reference", lines.append, weight_format=weight_format), "\n".join(lines)
         names = [line for line in lines if line.startswith("ok")]
-        assert len(names) == len(few) + extra + 1 and sum("as gpt-oss" in name for name in names) == extra
+        assert len(names) == len(few) + extra + 5 and sum("as gpt-oss" in name for name in names) == extra
         assert lines[-1].endswith(f"bfloat16, {weight_format} weights")
     with pytest.raises(ContractError, match="no cases of this format"):
         selfcheck("reference", lines.append, weight_format="nonesuch")
@@ -83,6 +83,25 @@ def test_a_wrong_backend_fails_and_is_told_where(register, monkeypatch: pytest.M
     lines = capsys.readouterr().out.splitlines()
     assert lines[-1].startswith("FAILED: forgetful") and "moe, plain" in lines[-1]
     assert "gate_projection" not in lines[-1], "the steps are right"
+
+
+@pytest.mark.parametrize(
+    ("backend", "seen"),
+    [
+        ("Overwrites", "down_projection, added to out, moe, added to out"),
+        ("Narrow", "moe, fp32 out"),
+        ("Overflows", "silu_mul"),
+        ("Adds", "down_projection, down_projection, added to out"),
+        ("Remembers", "prepared layer, other tokens"),
+        ("Unbounded", "prepared layer, fewer tokens and a bound"),
+    ],
+)
+def test_each_check_sees_its_mistake(backend: str, seen: str, register, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contract_cases, "CASES", [])
+    register(backend.lower(), f"broken_backends:{backend}")
+    lines: list[str] = []
+    assert not selfcheck(backend.lower(), lines.append)
+    assert lines[-1].endswith(f"checks: {seen}")
 
 
 def test_an_absent_backend_is_one_message(monkeypatch: pytest.MonkeyPatch, capsys) -> None:

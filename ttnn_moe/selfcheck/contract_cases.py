@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -14,10 +15,9 @@ from ..formats import mxfp4, mxfp4_boxes
 from . import formats
 from .bounds import BOUND, POISON, poisoned
 from .check import Check
-from .edges import CASES, Case, Inputs
+from .edges import ABSENT, BOUNDED, CASES, PLAIN, Case, Inputs
 from .oracle import oracle
 
-PLAIN = Case("plain")
 LIKE_GPT_OSS = ("plain", "one_token", "duplicates", "absent_ids", "skewed", "token_bound", "idle_expert_nan_weights")
 QWEN3 = [Case(f"Qwen3-30B-A3B's layer, T={T}", T, E=128, K=8, H=2048, I=768) for T in (1, 128)]
 
@@ -38,12 +38,13 @@ def checks(backend: Backend, device: str, dtype: torch.dtype, weight_format: str
                 yield _fused(case, backend, device, dtype, weight_format, like_gpt_oss=True)
     if weight_format == formats.DENSE:
         yield from _steps(backend, device, dtype)
-    yield _prepared(backend, device, dtype, weight_format)
+    yield from _outs(backend, device, dtype, weight_format)
+    yield from _prepared(backend, device, dtype, weight_format)
 
 
-def expected(inputs: Inputs, numerics: Numerics) -> Tensor:
-    """[T, H] fp64: what the backend is to return for these inputs, rounded where it declares."""
-    return oracle(inputs.hidden, inputs.counted_ids, inputs.weights, inputs.experts, numerics)
+def expected(inputs: Inputs, numerics: Numerics, out: Tensor | None = None) -> Tensor:
+    """[T, H] fp64: what the backend is to return for these inputs, rounded where it declares, or to add to out."""
+    return oracle(inputs.hidden, inputs.counted_ids, inputs.weights, inputs.experts, numerics, out)
 
 
 def _fused(
@@ -52,22 +53,58 @@ def _fused(
     name = f"moe, {case.name.replace('_', ' ')}" + ", as gpt-oss" * like_gpt_oss
     case = formats.case_in(weight_format, case)
     there, inputs = _in_format(case.make(dtype), weight_format, device, like_gpt_oss)
-    n = case.T if inputs.num_tokens is None else inputs.num_tokens
+
+    def write(out: Tensor) -> None:
+        api.moe(there.hidden, there.routing(), there.experts, out=out, backend=backend.name)
+
+    numerics, refused = backend.numerics(there.problem), backend.why_not(there.problem) or ""
+    return _written(name, write, there, inputs, numerics, dtype, refused)
+
+
+def _written(
+    name: str,
+    write: Callable[[Tensor], object],
+    there: Inputs,
+    inputs: Inputs,
+    numerics: Numerics,
+    dtype: torch.dtype,
+    refused: str = "",
+) -> Check:
+    """A check of what write makes of a poisoned out of this dtype, up to num_tokens."""
+    T, H = inputs.hidden.shape
+    n = T if inputs.num_tokens is None else inputs.num_tokens
 
     def run() -> Tensor:
-        out = poisoned(case.T, case.H, dtype=dtype, device=device)
-        api.moe(there.hidden, there.routing(), there.experts, out=out, backend=backend.name)
+        out = poisoned(T, H, dtype=dtype, device=there.hidden.device)
+        write(out)
         if bool((out[n:] != POISON).any()):
             raise AssertionError("rows past num_tokens were written")
         return out[:n]
 
-    numerics, refused = backend.numerics(there.problem), backend.why_not(there.problem) or ""
-    return Check(name, run, lambda: expected(inputs, numerics)[:n], BOUND[dtype], refused)
+    return Check(name, run, lambda: expected(inputs, numerics)[:n], BOUND[inputs.hidden.dtype], refused)
+
+
+def _outs(backend: Backend, device: str, dtype: torch.dtype, weight_format: str) -> Iterator[Check]:
+    """The other kinds of out: in fp32, and added to."""
+    there, inputs = _in_format(PLAIN.make(dtype), weight_format, device)
+    numerics, before = backend.numerics(there.problem), torch.ones(PLAIN.T, PLAIN.H, dtype=dtype)
+
+    def write(out: Tensor, accumulate: bool = False) -> Tensor:
+        options = {"accumulate": accumulate, "backend": backend.name}
+        return api.moe(there.hidden, there.routing(), there.experts, out=out, **options)  # type: ignore[arg-type]
+
+    yield _written("moe, fp32 out", write, there, inputs, numerics, torch.float32)
+    yield Check(
+        "moe, added to out",
+        lambda: write(before.to(device, copy=True), accumulate=True),
+        lambda: expected(inputs, numerics, before),
+        BOUND[dtype],
+    )
 
 
 def _steps(backend: Backend, device: str, dtype: torch.dtype) -> Iterator[Check]:
     name, bound = backend.name, BOUND[dtype]
-    inputs = PLAIN.make(dtype)
+    inputs = ABSENT.make(dtype)
     there = inputs.to(device)
     align = backend.row_align if isinstance(backend, AlignsRows) else 1
     layout = inputs.routing().step_layout(align)
@@ -86,6 +123,7 @@ def _steps(backend: Backend, device: str, dtype: torch.dtype) -> Iterator[Check]
 
         yield Check(step, run, lambda want=want: want, bound)  # type: ignore[misc]
     g, u = gate.to(dtype), up.to(dtype)
+    g[0, :4] = torch.tensor([100, -100, 1000, -1000])  # exp of them overflows
     yield Check(
         "silu_mul",
         lambda: api.silu_mul(g.to(device), u.to(device), backend=name),
@@ -94,10 +132,18 @@ def _steps(backend: Backend, device: str, dtype: torch.dtype) -> Iterator[Check]
     )
     rows = torch.zeros(layout.capacity, inputs.experts.I, dtype=dtype)
     rows[real] = act.to(dtype)
+    before = torch.ones(ABSENT.T, ABSENT.H, dtype=dtype)
+
+    def down(out: Tensor | None = None) -> Tensor:
+        call, given = api.down_projection, (rows.to(device), there.routing(), there.experts)
+        return call(*given, row_align=align, out=out, accumulate=out is not None, backend=name)
+
+    numerics = Numerics(activation=dtype)
+    yield Check("down_projection", down, lambda: expected(inputs, numerics), bound)
     yield Check(
-        "down_projection",
-        lambda: api.down_projection(rows.to(device), there.routing(), there.experts, row_align=align, backend=name),
-        lambda: expected(inputs, Numerics(activation=dtype)),
+        "down_projection, added to out",
+        lambda: down(before.to(device, copy=True)),
+        lambda: expected(inputs, numerics, before),
         bound,
     )
 
@@ -113,12 +159,23 @@ def _in_format(inputs: Inputs, weight_format: str, device: str, like_gpt_oss: bo
     return there, there.to("cpu")
 
 
-def _prepared(backend: Backend, device: str, dtype: torch.dtype, weight_format: str) -> Check:
+def _prepared(backend: Backend, device: str, dtype: torch.dtype, weight_format: str) -> Iterator[Check]:
+    """One layer, which has to read the tokens of each call, and their number."""
     there, inputs = _in_format(PLAIN.make(dtype), weight_format, device)
     layer = api.prepare(there.problem, there.experts, backend=backend.name)
-    return Check(
+    numerics = backend.numerics(there.problem)
+    yield Check(
         "prepared layer",
         lambda: layer(there.hidden, there.ids, there.weights),
-        lambda: expected(inputs, backend.numerics(there.problem)),
+        lambda: expected(inputs, numerics),
         BOUND[dtype],
     )
+    for name, case in (("other tokens", PLAIN), ("fewer tokens and a bound", BOUNDED)):
+        mine = replace(case.make(dtype, tokens_seed=1), experts=inputs.experts)
+        given = replace(mine.to(device), experts=there.experts)
+
+        def write(out: Tensor, given: Inputs = given) -> None:
+            bound = given.routing().num_tokens
+            layer(given.hidden, given.ids, given.weights, out=out, num_tokens=bound)
+
+        yield _written(f"prepared layer, {name}", write, given, mine, numerics, dtype)

@@ -191,8 +191,11 @@ def _few_bound(x: Inputs) -> None:
     x.hidden[3:] = float("nan")
 
 
+PLAIN = Case("plain")
+ABSENT = Case("absent_ids", change=_some_absent)
+BOUNDED = Case("token_bound", T=32, change=_bound)
 CASES = [
-    Case("plain"),
+    PLAIN,
     Case("one_token", T=1),
     Case("no_token", T=0),
     Case("top1", K=1),
@@ -209,7 +212,7 @@ CASES = [
     Case("duplicates", change=_twice),
     Case("duplicates_that_cancel", change=_cancelling, accumulates=False),
     Case("same_expert_k_times", E=2, K=5, change=lambda x: x.ids.fill_(1)),
-    Case("absent_ids", change=_some_absent),
+    ABSENT,
     Case("all_absent", change=lambda x: x.ids.fill_(-1)),
     Case("out_of_range_ids", change=_out_of_range),
     Case("int64_ids", change=_int64),
@@ -218,7 +221,7 @@ CASES = [
     Case("nan_weight", change=_nan_weight),
     Case("odd_weights", change=_zero_and_negative_weights),
     Case("skewed", T=200, E=32, K=4, change=_skewed),
-    Case("token_bound", T=32, change=_bound),
+    BOUNDED,
     Case("few_odd_pairs", T=4, E=64, K=4, change=_few),
     Case("few_with_a_bound", T=5, E=64, K=2, H=72, I=40, change=_few_bound),
     Case("odd_sizes", H=72, I=40),

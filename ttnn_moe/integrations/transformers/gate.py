@@ -66,7 +66,8 @@ def traits(module: Any) -> tuple[object, ...]:
     """What a module's Experts depend on besides the weights themselves; cheap, to tell whether to make them again."""
     state = module.__dict__
     own = (*map(state.get, _WATCHED), *state["_parameters"], *state["_buffers"])
-    return type(module), getattr(module, "act_fn", None), *own
+    # a class may get another gate later
+    return type(module), getattr(type(module), "_apply_gate", None), getattr(module, "act_fn", None), *own
 
 
 def _why_not_layout(module: Any) -> Refusal | None:

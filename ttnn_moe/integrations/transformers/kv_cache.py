@@ -71,6 +71,7 @@ class BucketedCache(Cache):
                     self.rows.close(row)
                 self.rows.open(row, self.rows.capacity)
         self.opened, self.lengths, self.batch = True, [0] * self.rows.rows, 0
+        self.shown: Tensor | None = None  # the mask of the newest pass [B, tokens]
         self.waiting: Waiting | None = None
         self.done = self.rows.sizes.layers  # layers that hold the newest pass; 0: it broke off in the first one
 
@@ -114,6 +115,7 @@ class BucketedCache(Cache):
             self.refuse_sizes(f"keys with {found[0]}, values with {found[1]}", wanted)
         self.waiting = Waiting(layer, key, value)
 
+    @torch.compiler.disable  # else each pass compiles anew: torch.compile takes an id for a constant
     def take(self, layer: int, key: Tensor, value: Tensor) -> None:
         """The attention got these.
 
@@ -148,8 +150,9 @@ class BucketedCache(Cache):
         if self.layers[0].seen and self.batch != B:
             self.layers[0].keep_rows(f"a batch of {B} rows after passes of {self.batch}")
         with on_host():
-            whole = torch.ones(B, self.layers[0].seen + n) if mask is None else mask  # transformers drops one of ones
-            there = self._there(B, n, whole)
+            # transformers drops a mask of ones
+            whole = (torch.ones(B, self.layers[0].seen + n) if mask is None else mask).bool().cpu()
+            self._check(B, n, whole)
             if mask is None and positions is not None and positions.dim() == 2 and (positions.diff() != 1).any():
                 raise ContractError(
                     "a bucketed cache serves whole sequences",
@@ -159,23 +162,24 @@ class BucketedCache(Cache):
                 )
             before, self.done = self.done, 0  # until the first layer holds the tokens
             try:
-                self._step(there)
+                self._step(whole[:, whole.shape[1] - n :])
             except RequestError:  # refused, and nothing was done
                 self.done = before
                 raise
-        self.batch = B
+        self.batch, self.shown = B, whole
 
-    def _there(self, B: int, n: int, mask: Tensor) -> Tensor:
-        whole = mask.bool().cpu()
-        past = whole[:, : max(whole.shape[1] - n, 0)].sum(1).tolist()
-        if whole.shape[0] != B or whole.shape[1] < n or past != self.lengths[:B]:
+    def _check(self, B: int, n: int, mask: Tensor) -> None:
+        past = mask[:, : max(mask.shape[1] - n, 0)]
+        known = torch.zeros(B, 0, dtype=torch.bool) if self.shown is None else self.shown
+        if len(mask) != B or mask.shape[1] < n or not torch.equal(past, known):
+            counts = past.sum(1).tolist()
+            others = ", others than before" * (counts == self.lengths[:B])
             raise ContractError(
                 "the attention_mask does not fit the tokens of a BucketedCache",
-                got=f"a mask {list(mask.shape)} with {past} cached tokens",
+                got=f"a mask {list(mask.shape)} with {counts} cached tokens{others}",
                 expected=f"[{B}, cached + new tokens] with {self.lengths[:B]} cached tokens",
                 remedy="keep the columns of earlier passes as they were; cache.reset() forgets every token",
             )
-        return whole[:, whole.shape[1] - n :]
 
     def _step(self, there: Tensor) -> None:
         (B, n), counts = there.shape, there.sum(1).tolist()

@@ -22,7 +22,8 @@ def sizes_of(model: PreTrainedModel) -> CacheSizes:
     """The sizes of a model whose every layer a BucketedCache serves.
 
     Raises:
-        ContractError: no model; another attention; layers that are no attention, share keys or differ in size.
+        ContractError: no model; another attention; first weights that are offloaded; layers that are no attention,
+            share keys or differ in size.
     """
     if not isinstance(model, PreTrainedModel):
         raise ContractError(
@@ -38,6 +39,14 @@ def sizes_of(model: PreTrainedModel) -> CacheSizes:
             got=f"attn_implementation={config._attn_implementation!r}",
             expected=repr(NAME),
             remedy=f'model.set_attn_implementation("{NAME}")',
+        )
+    if model.device.type == "meta":
+        raise ContractError(
+            "the model does not say on which device it runs",
+            got="first weights on meta: accelerate offloads them",
+            expected="first weights on the device that runs the model",
+            remedy="BucketedCache(model, ...) before accelerate.cpu_offload(model); or a device_map that keeps the "
+            "embedding on that device",
         )
     try:
         layers, heads = config.num_hidden_layers, config.num_attention_heads
@@ -76,12 +85,18 @@ def _kinds(config: Any, layers: int) -> list[str]:
     return (kinds + ["no cache of its own"] * layers)[:layers]
 
 
+@torch.no_grad()
 def head_norms(model: PreTrainedModel, name: str, D: int) -> Iterator[Tensor]:
-    """By layer, how large each channel is after a norm of heads: RoPE mixes channel i with channel i + D / 2."""
+    """By layer, how large each channel is after a norm of heads: RoPE mixes channel i with channel i + D / 2.
+
+    The norm itself says so: some scale by 1 + weight, and accelerate may offload a weight.
+    """
+    heads = torch.tensor([1.0, -1.0], device=model.device).repeat(D // 2)[None]  # of mean 0 and mean square 1
     for key, module in model.named_modules():
         weight = getattr(module, "weight", None)
         if key.endswith(f".{name}") and isinstance(weight, Tensor) and weight.shape == (D,):
-            yield weight.detach().float().square().unflatten(0, (2, -1)).mean(0).sqrt().repeat(2)
+            size = module(heads.to(weight.dtype))[0].to(model.device, torch.float32)
+            yield size.square().unflatten(0, (2, -1)).mean(0).sqrt().repeat(2)
 
 
 def equalisers(model: PreTrainedModel, sizes: CacheSizes) -> tuple[Tensor, Tensor] | None:

@@ -79,6 +79,8 @@ class Mxfp4Experts(nn.Module):
 
     def arrange(self) -> None:
         """Arrange the parameters where that gains: once they are loaded, and before the first call."""
+        if any(_local(parameter) is not parameter for parameter in self.parameters()):
+            return  # transformers gives a call this rank's parts
         experts = self._experts()
         if gains(experts):
             arrange(experts, self._mark)
@@ -115,6 +117,11 @@ class Mxfp4Experts(nn.Module):
         """Those of the Experts, by its names; as they lie."""
         state = self.__dict__["_parameters"]
         return {name: state.get(theirs) for name, theirs in NAMES.items()}
+
+
+def _local(tensor: Any) -> Tensor:
+    """This rank's part of a DTensor; another tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor  # type: ignore[no-any-return]
 
 
 def experts_of(tensors: Mapping[str, Tensor], arranged: bool) -> Experts:
@@ -161,12 +168,28 @@ class Quantizer(Mxfp4HfQuantizer):
         return self.packed or super().is_compileable
 
     def _process_model_after_weight_loading(self, model: Any, **kwargs: Any) -> Any:
-        for name, module in model.named_modules() if self.packed else ():
-            if isinstance(module, Mxfp4Experts):
-                scales = {key: value for key, value in module.named_parameters(prefix=name) if key.endswith("_scales")}
-                check_scales(**scales)
-                module.arrange()
+        modules = {name: module for name, module in model.named_modules() if isinstance(module, Mxfp4Experts)}
+        found = {key: value for name, module in modules.items() for key, value in module.named_parameters(prefix=name)}
+        _check_loaded(found)
+        for key, value in found.items():
+            if key.endswith("_scales"):
+                check_scales(**{key: _local(value)})
+        for module in modules.values():
+            module.arrange()
         return super()._process_model_after_weight_loading(model, **kwargs)
+
+
+def _check_loaded(tensors: Mapping[str, Tensor]) -> None:
+    """Raise ContractError for tensors that the checkpoint lacks: transformers leaves their memory as it was."""
+    loaded = {name: hasattr(tensor, "_is_hf_initialized") for name, tensor in tensors.items() if not tensor.is_meta}
+    missing = [name for name, known in loaded.items() if not known]
+    if missing and len(missing) < len(loaded):  # else transformers marks none
+        raise ContractError(
+            "the checkpoint lacks tensors of its packed MXFP4 experts",
+            got=f"no {', '.join(missing[:6])}" + ", ..." * (len(missing) > 6),
+            expected=f"for each layer {[*NAMES.values()]}",
+            remedy="download the checkpoint again",
+        )
 
 
 def register() -> None:
