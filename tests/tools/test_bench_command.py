@@ -15,6 +15,7 @@ from torch import Tensor
 
 from command import run
 from processes import run_python
+from ttnn_moe.backend import Numerics
 from ttnn_moe.bench import command, report
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.floor import Ceilings
@@ -255,8 +256,8 @@ def test_the_layer_of_gpt_oss_passes_the_gate() -> None:
 
 def test_what_rounds_its_operands_is_judged_with_them_rounded() -> None:
     class Rounds(Peer):
-        def operands(self, layer: Layer, T: int) -> str | None:
-            return "mxfp8"
+        def numerics(self, layer: Layer, T: int) -> Numerics | None:
+            return Numerics(operands="mxfp8")
 
     layer, result = Layer("x", 4, 2, 64, 64, weight_format="mxfp4"), Result()
     peers = [Peer("exact"), Rounds("not rounded")]
