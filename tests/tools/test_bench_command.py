@@ -16,7 +16,8 @@ from torch import Tensor
 from command import run
 from processes import run_python
 from ttnn_moe.backend import Numerics
-from ttnn_moe.bench import command, report
+from ttnn_moe.bench import command, measure, report
+from ttnn_moe.bench.attempt import DeviceLost
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.floor import Ceilings
 from ttnn_moe.bench.implementations import Forward, Implementation, ours
@@ -164,6 +165,24 @@ def test_a_shut_gate_is_a_failed_check(monkeypatch, capsys) -> None:
     monkeypatch.setattr(command.report, "document", _wrong(command.report.document))
     assert run(monkeypatch, "bench", "--tokens", "1", *SIZES, "--device", "cpu") == 1
     assert "not everything could be measured" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("json_", [[], ["--json"]])
+def test_a_device_that_is_lost_before_the_first_turn_is_a_failed_check(monkeypatch, capsys, json_: list[str]) -> None:
+    """The points before it stand, and those after it are not measured."""
+    warm_up, lost = measure.warm_up, DeviceLost("AcceleratorError: unspecified launch failure " + "far " * 40)
+
+    def second(attempts, clock):
+        if len(attempts[0].turn.calls[0].args[0]) == 2:
+            raise lost
+        return warm_up(attempts, clock)
+
+    monkeypatch.setattr(measure, "warm_up", second)
+    assert run(monkeypatch, "bench", "--tokens", "1,2,3", *SIZES, "--device", "cpu", *json_) == 1
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1 and "stopped: layer T=2: the device was lost: AcceleratorError" in said.err
+    if json_:
+        assert {row["T"] for row in json.loads(said.out)["rows"]} == {1}
 
 
 def _wrong(document):

@@ -15,6 +15,7 @@ from ..arguments import FLOATS, names_of
 from ..contract import HIDDEN_DTYPES
 from ..errors import BackendUnavailable, RequestError
 from ..sizes import natural
+from ..visible import visible
 from . import report
 from .floor import measure_ceilings
 from .implementations import device_of, ours
@@ -70,9 +71,10 @@ def bench(
         for note in report.notes(data):
             console.print(note, highlight=False, markup=False)
     bad = [row for row in data["rows"] if row["status"] in ("wrong", "failed")]
-    if bad:
-        told = "; ".join(f"{r['implementation']}, {r['mode']}, T={r['T']}: {r['status']}: {r['reason']}" for r in bad)
-        Console(stderr=True).print(f"not everything could be measured: {told}", highlight=False, markup=False)
+    told = [f"{r['implementation']}, {r['mode']}, T={r['T']}: {r['status']}: {r['reason']}" for r in bad]
+    told += [f"stopped: {data['stopped']}"] * (data["stopped"] is not None)
+    if told:
+        typer.echo(visible(f"ttnn-moe: not everything could be measured: {'; '.join(told)}"), err=True)
         raise typer.Exit(1)
 
 
