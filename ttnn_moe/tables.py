@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from rich.console import Console
@@ -9,6 +10,12 @@ from rich.markup import escape
 from rich.table import Table
 
 from .visible import visible
+
+
+def console_of(stderr: bool = False) -> Console:
+    """The console of standard output, or of stderr: a terminal only where one is, whatever FORCE_COLOR says."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, force_terminal=None if stream.isatty() else False)
 
 
 def print_table(console: Console, title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:

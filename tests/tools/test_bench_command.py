@@ -154,8 +154,11 @@ def test_the_command_prints_a_table(monkeypatch, capsys) -> None:
     assert "GB/s read" in out
 
 
-def test_a_pipe_loses_no_cell(monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_pipe_loses_no_cell(monkeypatch, capsys, forced: bool) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
+    if forced:
+        monkeypatch.setenv("FORCE_COLOR", "1")
     tokens = [*range(1, 9), 64]
     assert run(monkeypatch, "bench", "--tokens", ",".join(map(str, tokens)), *SIZES, "--rounds", "1") == 0
     assert "…" not in capsys.readouterr().out

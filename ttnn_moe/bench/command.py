@@ -15,6 +15,7 @@ from ..arguments import FLOATS, names_of
 from ..contract import HIDDEN_DTYPES
 from ..errors import BackendUnavailable, RequestError
 from ..sizes import natural
+from ..tables import console_of
 from ..visible import visible
 from . import report
 from .floor import measure_ceilings
@@ -56,7 +57,7 @@ def bench(
     if as_json:
         print(json.dumps(data, indent=1, allow_nan=False))
     else:
-        console = Console()
+        console = console_of()
         if not console.is_terminal:
             console = Console(width=_WIDE)
         for table in report.tables(data):
@@ -102,7 +103,7 @@ def _asked(
     device = device_of(device, backend, layer.weight_format)
     fit(layer, max(point.T for point in points), free_bytes(device))
     sets = 4 if device == "cuda" else 2
-    return points, layer, Options(device, rounds=rounds, sets=sets, seed=seed, say=_quietly(Console(stderr=True)))
+    return points, layer, Options(device, rounds=rounds, sets=sets, seed=seed, say=_quietly(console_of(stderr=True)))
 
 
 def run(layer: Layer, points: list[Point], backend: str, options: Options) -> dict[str, Any]:
