@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ..backend import Numerics
+from ..contract import Experts
 from ..selfcheck.bounds import BOUND, POISON, token_errors
 from ..selfcheck.oracle import oracle
 from .draw import Draw
@@ -59,10 +60,14 @@ def rounded(inputs: Sequence[Inputs], sets: Sequence[Weights], numerics: Numeric
         return inputs
     out = []
     for given, weights in zip(inputs, sets, strict=True):
-        hidden, ids, scale = (tensor[given.tokens] for tensor in (given.hidden, given.ids, given.weights))
-        want = lru_cache(maxsize=1)(partial(oracle, hidden, ids, scale, weights.experts, numerics))
+        want = lru_cache(maxsize=1)(partial(_declared, given, weights.experts, numerics))
         out.append(replace(given, declared=want) if numerics.operands is None else replace(given, want=want()))
     return out
+
+
+def _declared(given: Inputs, experts: Experts, numerics: Numerics) -> Tensor:
+    hidden, ids, scale = (tensor[given.tokens] for tensor in (given.hidden, given.ids, given.weights))
+    return oracle(hidden, ids, scale, experts, numerics)
 
 
 def checked_tokens(layer: Layer, T: int, on_cuda: bool, seed: int) -> Tensor:
