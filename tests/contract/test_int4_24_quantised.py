@@ -45,6 +45,12 @@ def test_the_largest_of_four_is_kept(scale: float) -> None:
     assert bool(((rounded - kept).abs() <= most / 5).all())
 
 
+def test_no_scale_overflows() -> None:
+    """The largest fp32 over 1 is no bf16."""
+    weights = torch.randn(8, 64).clamp(-1, 1) * torch.finfo(torch.float32).max
+    assert bool(unpack(quantise(weights))[2].isfinite().all())
+
+
 def test_scales_are_near_the_best_of_all() -> None:
     kept = torch.randn(300, 8)
     candidates = torch.arange(0x3D00, 0x4080, dtype=torch.int16).view(torch.bfloat16).float()
