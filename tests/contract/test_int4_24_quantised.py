@@ -154,6 +154,15 @@ def test_what_is_not_finite_is_named() -> None:
         quantise_experts(x.experts)
 
 
+def test_padding_calibrates_nothing_and_may_hold_anything() -> None:
+    x = Case("layer", T=90, E=2, K=1, H=64, I=64).make(torch.float32)
+    want = quantise_experts(x.experts, x.hidden[:70], Routing.from_topk(x.ids[:70], x.weights[:70], 2))
+    x.hidden[70:] = torch.nan
+    routing = Routing.from_topk(x.ids, x.weights, 2, num_tokens=torch.tensor(70, dtype=torch.int32))
+    got = quantise_experts(x.experts, x.hidden, routing)
+    assert all(torch.equal(got.tensors[name], words) for name, words in want.tensors.items())
+
+
 def spoilt(value: float) -> torch.Tensor:
     weights = torch.randn(2, 4, 64)
     weights[1, 2, 9] = value
