@@ -23,8 +23,8 @@ from .implementations import device_of, ours
 from .layer import Layer, fit, free_bytes
 from .measure import Options, Point, Result, measure_layer
 
-_WIDE = 250
-"""Columns in a pipe, where rich would take 80, and lose cells."""
+_WIDE = 1 << 16
+"""Columns in a pipe, where rich would take 80, and lose cells: more than any table has."""
 
 
 def points_of(tokens: str) -> list[Point]:
