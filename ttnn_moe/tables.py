@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from .visible import visible
 
@@ -19,8 +19,12 @@ def console_of(stderr: bool = False) -> Console:
 
 
 def print_table(console: Console, title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
-    """Print rows of cells under bold columns; all strings may hold rich's markup."""
-    table = Table(*columns, title=f"\n[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False)
+    """Print rows of cells under bold columns; all strings may hold rich's markup.
+
+    A word that is too long for its column, such as a path, goes on in the next line. No word is cut.
+    """
+    folded = (Column(name, overflow="fold") for name in columns)
+    table = Table(*folded, title=f"\n[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     console.print(table)
