@@ -136,6 +136,24 @@ def test_a_run_that_is_out_of_time_keeps_what_it_has() -> None:
     assert saved == [2] and result.stopped == "out of time before small T=3"
 
 
+def test_a_run_whose_device_is_lost_saves_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    result, warm_up = Result(), measure.warm_up
+
+    def lost(attempts: Any, clock: Any) -> Any:
+        if saved:
+            raise DeviceLost("a fault")
+        return warm_up(attempts, clock)
+
+    def save() -> None:
+        saved.append(len(result.rows))
+
+    monkeypatch.setattr(measure, "warm_up", lost)
+    points, options = [Point(2), Point(3), Point(4)], Options("cpu", rounds=1, sets=1)
+    measure_layer(LAYER, points, ours("cpu", "reference"), Ceilings(1e10, 1e11), options, result, save)
+    assert saved == [2, 2] and result.stopped == "small T=3: the device was lost: a fault"
+
+
 def test_numbers_that_a_cache_may_have_helped_are_named() -> None:
     data, _ = measured([Peer("right")])
     data["machine"]["cache_bytes"] = 2**20
