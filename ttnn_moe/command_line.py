@@ -82,6 +82,12 @@ def _imports(frame: FrameType | None) -> bool:
     return False
 
 
+def _lacks_memory(error: BaseException) -> bool:
+    """Whether torch could not get memory: OutOfMemoryError of a GPU, RuntimeErrors of others and of the CPU."""
+    words = ("DefaultCPUAllocator", "out of memory")
+    return isinstance(error, RuntimeError) and any(word in str(error) for word in words)
+
+
 def _told(error: BaseException) -> int:
     if isinstance(error, TtnnMoeError | OSError | MemoryError):
         text = str(error) or "out of memory"
@@ -92,6 +98,10 @@ def _told(error: BaseException) -> int:
     wanted = os.environ.get("TTNN_MOE_LOG") or {"-v", "--verbose"}.intersection(sys.argv)
     if wanted:
         traceback.print_exception(error)
+    if _lacks_memory(error):
+        text = " ".join(str(error).split())[: LINE // 2]
+        _say(f"out of memory; got {text}; to fix it: free memory, ask for smaller sizes, or take another device")
+        return USER_ERROR
     where = traceback.extract_tb(error.__traceback__)[-1:]
     place = "".join(f" at {os.path.basename(frame.filename)}:{frame.lineno}" for frame in where)
     text = " ".join(said(error).split())

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from .visible import visible
 
 
+def console_of(stderr: bool = False) -> Console:
+    """The console of standard output, or of stderr: a terminal only where one is, whatever FORCE_COLOR says."""
+    stream = sys.stderr if stderr else sys.stdout
+    return Console(stderr=stderr, force_terminal=None if stream.isatty() else False)
+
+
 def print_table(console: Console, title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:
-    """Print rows of cells under bold columns; all strings may hold rich's markup."""
-    table = Table(*columns, title=f"\n[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False)
+    """Print rows of cells under bold columns; all strings may hold rich's markup.
+
+    A word that is too long for its column, such as a path, goes on in the next line. No word is cut.
+    """
+    folded = (Column(name, overflow="fold") for name in columns)
+    table = Table(*folded, title=f"\n[bold]{title}[/]", title_justify="left", title_style="", box=None, pad_edge=False)
     for row in rows:
         table.add_row(*row)
     console.print(table)

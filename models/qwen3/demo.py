@@ -19,6 +19,7 @@ from ttnn_moe.command_line import needs
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.formats import PAGED, check_format
 from ttnn_moe.parallel.layer import NAMES
+from ttnn_moe.tables import console_of
 from ttnn_moe.visible import shown
 
 from . import TINY, terminal, tt
@@ -83,7 +84,7 @@ def demo(
     exchange: Annotated[str, typer.Option(help="With --parallel experts: as ExpertParallel's.")] = "auto",
 ) -> None:
     """Generate text with a Qwen3-MoE checkpoint, and show how fast; on stderr where stdout is no terminal."""
-    console = Console()
+    console = console_of()
     # what a program reads is the text alone
     report = console if console.is_terminal else Console(stderr=True)
     # every check comes before the weights are read

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from ttnn_moe.visible import said, shown
 
 MOST_BYTES = 256 << 20
 """Of a text file: far above the largest tokenizer.json."""
+_NO_MEMORY = re.compile("(Cannot|can't) allocate memory")
 
 
 def path_of(
@@ -71,6 +73,8 @@ def reading(path: Path, refusal: str = "cannot be read", remedy: str | None = No
     except BaseException as error:
         if isinstance(error, TtnnMoeError) or not is_failure(error):
             raise
+        if isinstance(error, MemoryError) or _NO_MEMORY.search(str(error)):  # the file may be sound
+            refusal, remedy = "cannot be read", "free memory, or raise the limit of this process (ulimit -v)"
         raise CheckpointError(f"{path} {refusal}", got=said(error), remedy=remedy) from error
 
 

@@ -71,18 +71,7 @@ def measure(model: Qwen3Moe, prompts: Sequence[Sequence[int]], steps: int) -> Sh
     """
     if not any(isinstance(module, MoE) for module in model.modules()):
         raise RequestError("the model has no layer with experts", expected="a mixture-of-experts model")
-    # while later prompts run, the first ones decode
-    filling = ceil_div(sum(map(len, prompts)), default_chunk(model.device))
-    new = (ROUNDS + 1) * steps + filling + 1
-    length, context = max(map(len, prompts)) + new, model.config.max_position_embeddings
-    if length > context:
-        raise RequestError(
-            "the context is too short for these samples",
-            got=f"{length - new} prompt tokens, and {new} new ones for {ROUNDS + 1} x {steps} steps after {filling} "
-            "of prompts",
-            expected=f"at most {context} together",
-            remedy="lower --prompt-len, --steps or --batch",
-        )
+    length = _length(model, sum(map(len, prompts)), max(map(len, prompts)), steps)
     work = _experts_of_a_step(model, prompts, length)
     engine = _begun(model, prompts, length, None)
     engine_s = _median(lambda: [engine.step() for _ in range(steps)], model.device) / steps
@@ -96,6 +85,26 @@ def measure(model: Qwen3Moe, prompts: Sequence[Sequence[int]], steps: int) -> Sh
     if isinstance(engine.runner, CapturedRunner) and is_accelerator(model.device):
         again = graphs_for(model.device).capture(_tensor_after(run, model.device)).replay
     return Shares(engine_s, _median(lambda: [again() for _ in range(steps)], model.device) / steps)
+
+
+def _length(model: Qwen3Moe, tokens: int, longest: int, steps: int) -> int:
+    """Tokens of the longest sequence at the end, of prompts with so many tokens together.
+
+    Raises:
+        RequestError: the context does not hold them.
+    """
+    # while later prompts run, the first ones decode
+    filling = ceil_div(tokens, default_chunk(model.device))
+    new, context = (ROUNDS + 1) * steps + filling + 1, model.config.max_position_embeddings
+    if longest + new > context:
+        raise RequestError(
+            "the context is too short for these samples",
+            got=f"{longest} prompt tokens, and {new} new ones for {ROUNDS + 1} x {steps} steps after {filling} "
+            "of prompts",
+            expected=f"at most {context} together",
+            remedy="lower --prompt-len, --steps or --batch",
+        )
+    return longest + new
 
 
 def _begun(model: Qwen3Moe, prompts: Sequence[Sequence[int]], length: int, graphs: bool | None) -> Engine:
@@ -183,6 +192,7 @@ def profile(
     """Print the share of the experts in a decode step of a Qwen3-MoE checkpoint, and whether faster ones would pay."""
     with terminal.loading(f"loading {model}") as progress:
         network = load_model(model, backend, device_of(device, backend), dtype_of(dtype), progress)
+    _length(network, batch * prompt_len, prompt_len, steps)  # before so many prompts are made
     generator = torch.Generator().manual_seed(0)
     prompts = torch.randint(network.config.vocab_size, (batch, prompt_len), generator=generator).tolist()
     found = measure(network, prompts, steps)

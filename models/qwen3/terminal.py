@@ -26,6 +26,7 @@ from rich.text import Text
 from ttnn_moe.command_line import guarded, run_app
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.formats import PAGED
+from ttnn_moe.tables import console_of
 from ttnn_moe.visible import visible
 
 from .runtime.engine import Engine
@@ -101,7 +102,7 @@ def counting(what: str) -> Iterator[Callable[[int, int], None]]:
 @contextmanager
 def _bar(what: str, *columns: ProgressColumn) -> Iterator[Callable[[int, int], None]]:
     """On stderr, and on a terminal only."""
-    console = Console(stderr=True)
+    console = console_of(stderr=True)
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), *columns)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task(visible(what), total=None)

@@ -290,6 +290,9 @@ def test_scales_that_fp16_holds(scale: float, fits: bool) -> None:
         values = torch.ones(E, R, channels // 4, dtype=torch.int8)
         made.append(pack(values, values, scales))
     assert fit_fp16(*made) is fits
+    for wrong in (made[0][0], made[0][None]):
+        with pytest.raises(ContractError, match=r"words have the wrong shape; got .*; expected \[E, C/64, R, 2\]"):
+            fit_fp16(wrong)
     experts = Experts.int4_24(*made)
     assert experts.fp16_scales is fits
     assert Experts.from_spec(experts.spec, experts.sizes, list(experts.tensors.values())).fp16_scales is fits

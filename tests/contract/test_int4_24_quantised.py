@@ -45,6 +45,12 @@ def test_the_largest_of_four_is_kept(scale: float) -> None:
     assert bool(((rounded - kept).abs() <= most / 5).all())
 
 
+def test_no_scale_overflows() -> None:
+    """The largest fp32 over 1 is no bf16."""
+    weights = torch.randn(8, 64).clamp(-1, 1) * torch.finfo(torch.float32).max
+    assert bool(unpack(quantise(weights))[2].isfinite().all())
+
+
 def test_scales_are_near_the_best_of_all() -> None:
     kept = torch.randn(300, 8)
     candidates = torch.arange(0x3D00, 0x4080, dtype=torch.int16).view(torch.bfloat16).float()
@@ -146,6 +152,15 @@ def test_what_is_not_finite_is_named() -> None:
     x.experts.tensors["down"][2, 3, 4] = torch.nan
     with pytest.raises(ContractError, match="down: .* nan in matrix 2, row 3, channel 4"):
         quantise_experts(x.experts)
+
+
+def test_padding_calibrates_nothing_and_may_hold_anything() -> None:
+    x = Case("layer", T=90, E=2, K=1, H=64, I=64).make(torch.float32)
+    want = quantise_experts(x.experts, x.hidden[:70], Routing.from_topk(x.ids[:70], x.weights[:70], 2))
+    x.hidden[70:] = torch.nan
+    routing = Routing.from_topk(x.ids, x.weights, 2, num_tokens=torch.tensor(70, dtype=torch.int32))
+    got = quantise_experts(x.experts, x.hidden, routing)
+    assert all(torch.equal(got.tensors[name], words) for name, words in want.tensors.items())
 
 
 def spoilt(value: float) -> torch.Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -135,18 +136,23 @@ LAYER = Layer("layer", 128, 8, 2048, 768)
 
 
 def tuned_points(
-    monkeypatch: pytest.MonkeyPatch, *points: Point, faults: Callable[[WarpTile], bool] = lambda tile: False
+    monkeypatch: pytest.MonkeyPatch,
+    *points: Point,
+    faults: Callable[[WarpTile], bool] = lambda tile: False,
+    lost: int = 1 << 30,
 ) -> list[Point]:
     """Tune where SM80's OTHER tile is the fastest, without a GPU; the points that were measured.
 
-    faults: tiles whose first calls end their process.
+    faults: tiles whose first calls end their process. lost: tokens with which the device is lost.
     """
     measured: list[Point] = []
 
     def measure(layer: Layer, points: Any, made: Any, ceilings: Any, options: Any, result: Any) -> None:
         assert points, "measure_layer takes one at least"
         measured.extend(points)
-        for one, point in product(made, points):
+        if lost <= points[-1].T:
+            result.stopped = f"layer T={lost}: the device was lost: a fault"
+        for one, point in product(made, [point for point in points if point.T < lost]):
             row = {"implementation": one.name, "T": point.T, "skewed": point.skewed, "mode": "graph", "status": "ok"}
             result.rows.append({**row, "median_us": 1.0 if one.tile == OTHER else 9.0})
 
@@ -196,6 +202,16 @@ def test_where_the_own_choice_faults_the_fastest_other_is_kept(
     tuned_points(monkeypatch, Point(512), faults=lambda tile: tile == own)
     assert "failed" in capsys.readouterr().out
     assert tile(512) == OTHER
+
+
+def test_a_device_that_is_lost_on_the_way_is_a_failed_check(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    own = tile(8192)
+    with pytest.raises(typer.Exit) as end:
+        tuned_points(monkeypatch, *points_of("512,8192"), lost=8192)
+    assert end.value.exit_code == 1 and "stopped: layer T=8192: the device was lost" in capsys.readouterr().err
+    assert tile(512) == OTHER and tile(8192) == own
 
 
 def test_where_every_tile_faults_nothing_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:

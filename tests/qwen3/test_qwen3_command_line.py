@@ -138,10 +138,20 @@ def test_one_prompt_prints_its_text_and_on_stderr_the_table(
 def test_a_terminal_gets_text_and_table(
     directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TTY_COMPATIBLE", "1")  # as rich reads it
-    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert demo.main(["--model", str(directory), "--prompt", "hello", "--max-new-tokens", "2"]) == 0
     assert "tokens/s" in capsys.readouterr().out
+
+
+def test_a_file_gets_the_text_alone_where_colours_are_forced(
+    directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Continuous integration often forces them."""
+    for name in ("FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.setenv(name, "1")
+    assert demo.main(["--model", str(directory), "--prompt", "hello", "--max-new-tokens", "2"]) == 0
+    said = capsys.readouterr()
+    assert "tokens/s" in said.err and "tokens/s" not in said.out and "\x1b" not in said.out + said.err
 
 
 def test_a_batch_prints_every_answer_and_markup_is_text(directory: Path, capsys) -> None:

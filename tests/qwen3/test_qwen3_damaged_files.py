@@ -26,6 +26,7 @@ from qwen3_tokenizers import build
 from ttnn_moe.errors import CheckpointError, RequestError, TtnnMoeError
 from ttnn_moe.models.qwen3 import Qwen3MoeConfig, Tokenizer, load_model
 from ttnn_moe.models.qwen3.files import reading
+from ttnn_moe.models.qwen3.pieces import reading_file
 from ttnn_moe.models.qwen3.shards import examined, packed
 from ttnn_moe.visible import visible
 
@@ -334,3 +335,17 @@ def test_a_failure_names_the_file_and_an_interrupt_passes(error: BaseException, 
         assert str(raised.value) == f"config.json cannot be read; got {type(error).__name__}: {error}."
     else:
         assert raised.value is error
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError(), RuntimeError("unable to mmap 9 bytes from file </a>: Cannot allocate memory (12)")]
+)
+def test_a_file_for_which_memory_lacks_is_not_called_damaged(error: Exception, tmp_path: Path) -> None:
+    path = tmp_path / "model.safetensors"
+    path.touch()
+    with pytest.raises(
+        CheckpointError, match=r"model.safetensors cannot be read; got .*; to fix it: free memory"
+    ) as found:
+        with reading_file(path):
+            raise error
+    assert "download" not in str(found.value)

@@ -93,6 +93,14 @@ class TestBundled:
         ):
             measure(model, [[3], [4]], 1)
 
+    def test_prompts_that_the_context_does_not_hold_are_not_made(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """They would take 34 GB."""
+        monkeypatch.setattr(torch, "randint", lambda *_, **__: pytest.fail("prompts were made"))
+        assert run(monkeypatch, "profile", "--model", str(TINY), "--prompt-len", "65536", "--batch", "65536") == 2
+        assert "the context is too short for these samples; got 65536 prompt tokens" in capsys.readouterr().err
+
     def test_refused(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(monkeypatch, "profile", "--model", str(TINY), "--prompt-len", "60000") == 2
         assert "at most 2048 together; to fix it: lower --prompt-len, --steps or --batch" in capsys.readouterr().err

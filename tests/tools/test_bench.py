@@ -8,10 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ttnn_moe import Experts
+from ttnn_moe import Experts, Routing, moe
 from ttnn_moe.bench.draw import Draw
 from ttnn_moe.bench.floor import Ceilings, bytes_moved, floor, flops, measure_ceilings
-from ttnn_moe.bench.gate import POISON, Inputs, check_calls, check_replay, checked_tokens, judge
+from ttnn_moe.bench.gate import POISON, Inputs, check_calls, check_replay, checked_tokens, judge, rounded
+from ttnn_moe.bench.implementations import ours
 from ttnn_moe.bench.layer import PRESETS, Layer, Weights, fit, free_bytes
 from ttnn_moe.bench.measure import Options, Point, draws_of
 from ttnn_moe.bench.timing import CpuClock, Spread, Turn, take_turns
@@ -117,6 +118,24 @@ def test_the_gate_passes_what_is_right(dtype: torch.dtype) -> None:
     inputs, outputs = inputs_and_right_outputs(replace(SMALL, dtype=dtype))
     verdict = judge(outputs, inputs)
     assert verdict.wrong is None and 0 < verdict.error < {2: 5e-3, 4: 1e-6}[dtype.itemsize]
+
+
+def test_declared_roundings_decide_where_they_weigh_more_than_the_bound() -> None:
+    layer = Layer("tiny", E=8, K=2, H=8, I=1)
+    reference, generator = ours("cpu", "reference")[0], torch.Generator().manual_seed(0)
+    sets, inputs = [Weights.random(layer, "cpu", seed) for seed in range(16)], []
+    for seed, weights in enumerate(sets):
+        hidden = torch.randn(64, layer.H, generator=generator).bfloat16()
+        inputs.append(Inputs.of(layer, hidden, Draw.random(64, layer.E, layer.K, seed), weights))
+    outputs = [
+        moe(one.hidden, Routing.from_topk(one.ids, one.weights, layer.E), weights.experts, backend="reference")
+        for one, weights in zip(inputs, sets, strict=True)
+    ]
+    assert judge(outputs, inputs).wrong is not None, "the roundings cost more than the bound"
+    declared = rounded(inputs, sets, reference.numerics(layer, 64))
+    assert judge(outputs, declared).wrong is None
+    outputs[3][5] = outputs[3][6]
+    assert "off by" in str(judge(outputs, declared).wrong)
 
 
 def corrupt(name: str, out: Tensor) -> Tensor:

@@ -15,7 +15,9 @@ from torch import Tensor
 
 from command import run
 from processes import run_python
-from ttnn_moe.bench import command, report
+from ttnn_moe.backend import Numerics
+from ttnn_moe.bench import command, measure, report
+from ttnn_moe.bench.attempt import DeviceLost
 from ttnn_moe.bench.command import points_of
 from ttnn_moe.bench.floor import Ceilings
 from ttnn_moe.bench.implementations import Forward, Implementation, ours
@@ -134,6 +136,24 @@ def test_a_run_that_is_out_of_time_keeps_what_it_has() -> None:
     assert saved == [2] and result.stopped == "out of time before small T=3"
 
 
+def test_a_run_whose_device_is_lost_saves_what_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    saved: list[int] = []
+    result, warm_up = Result(), measure.warm_up
+
+    def lost(attempts: Any, clock: Any) -> Any:
+        if saved:
+            raise DeviceLost("a fault")
+        return warm_up(attempts, clock)
+
+    def save() -> None:
+        saved.append(len(result.rows))
+
+    monkeypatch.setattr(measure, "warm_up", lost)
+    points, options = [Point(2), Point(3), Point(4)], Options("cpu", rounds=1, sets=1)
+    measure_layer(LAYER, points, ours("cpu", "reference"), Ceilings(1e10, 1e11), options, result, save)
+    assert saved == [2, 2] and result.stopped == "small T=3: the device was lost: a fault"
+
+
 def test_numbers_that_a_cache_may_have_helped_are_named() -> None:
     data, _ = measured([Peer("right")])
     data["machine"]["cache_bytes"] = 2**20
@@ -152,9 +172,12 @@ def test_the_command_prints_a_table(monkeypatch, capsys) -> None:
     assert "GB/s read" in out
 
 
-def test_a_pipe_loses_no_cell(monkeypatch, capsys) -> None:
+@pytest.mark.parametrize("forced", [False, True])
+def test_a_pipe_loses_no_cell(monkeypatch, capsys, forced: bool) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
-    tokens = [*range(1, 9), 64]
+    if forced:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+    tokens = [*range(1, 30), 64]
     assert run(monkeypatch, "bench", "--tokens", ",".join(map(str, tokens)), *SIZES, "--rounds", "1") == 0
     assert "…" not in capsys.readouterr().out
 
@@ -163,6 +186,24 @@ def test_a_shut_gate_is_a_failed_check(monkeypatch, capsys) -> None:
     monkeypatch.setattr(command.report, "document", _wrong(command.report.document))
     assert run(monkeypatch, "bench", "--tokens", "1", *SIZES, "--device", "cpu") == 1
     assert "not everything could be measured" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("json_", [[], ["--json"]])
+def test_a_device_that_is_lost_before_the_first_turn_is_a_failed_check(monkeypatch, capsys, json_: list[str]) -> None:
+    """The points before it stand, and those after it are not measured."""
+    warm_up, lost = measure.warm_up, DeviceLost("AcceleratorError: unspecified launch failure " + "far " * 40)
+
+    def second(attempts, clock):
+        if len(attempts[0].turn.calls[0].args[0]) == 2:
+            raise lost
+        return warm_up(attempts, clock)
+
+    monkeypatch.setattr(measure, "warm_up", second)
+    assert run(monkeypatch, "bench", "--tokens", "1,2,3", *SIZES, "--device", "cpu", *json_) == 1
+    said = capsys.readouterr()
+    assert said.err.count("\n") == 1 and "stopped: layer T=2: the device was lost: AcceleratorError" in said.err
+    if json_:
+        assert {row["T"] for row in json.loads(said.out)["rows"]} == {1}
 
 
 def _wrong(document):
@@ -255,8 +296,8 @@ def test_the_layer_of_gpt_oss_passes_the_gate() -> None:
 
 def test_what_rounds_its_operands_is_judged_with_them_rounded() -> None:
     class Rounds(Peer):
-        def operands(self, layer: Layer, T: int) -> str | None:
-            return "mxfp8"
+        def numerics(self, layer: Layer, T: int) -> Numerics | None:
+            return Numerics(operands="mxfp8")
 
     layer, result = Layer("x", 4, 2, 64, 64, weight_format="mxfp4"), Result()
     peers = [Peer("exact"), Rounds("not rounded")]

@@ -66,6 +66,16 @@ def test_doctor_json_is_what_the_probes_say(monkeypatch, capsys, one_absent_back
     assert "hush" not in json.dumps(found)
 
 
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_doctor_cuts_no_word(monkeypatch, capsys, columns: str) -> None:
+    path = "/" + "folder/" * 20
+    monkeypatch.setenv("COLUMNS", columns)
+    monkeypatch.setenv("TTNN_MOE_CACHE_DIR", path)
+    assert run(monkeypatch, "doctor") == 0
+    out = capsys.readouterr().out
+    assert "\u2026" not in out and path in "".join(out.split())
+
+
 def test_doctor_lists_the_chips_of_the_native_planner(monkeypatch, capsys) -> None:
     planner = pytest.importorskip("ttnn_moe._planner", reason="native planner: not built")
     monkeypatch.setenv("COLUMNS", "160")

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import OutOfMemoryError
 
 from command import run
 from paths import ROOT, TINY
@@ -178,6 +179,21 @@ def raising(error: BaseException) -> int:
         (SystemExit(None), 0, ""),
         (SystemExit("words"), 1, ""),
         (MemoryError(), 2, "out of memory"),
+        (
+            OutOfMemoryError("CUDA out of memory.\nTried to allocate 2 GiB"),
+            2,
+            "got CUDA out of memory. Tried to allocate 2",
+        ),
+        (
+            RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"),
+            2,
+            "ttnn-moe: out of memory; got Default",
+        ),
+        (
+            RuntimeError("NPU out of memory. Tried to allocate"),
+            2,
+            "to fix it: free memory, ask for smaller sizes, or take",
+        ),
         (FileNotFoundError(2, "No such file", "/a"), 2, "[Errno 2] No such file: '/a'"),
         (KeyError("x"), 1, "a mistake in this package at test_cli_outcomes.py"),
         (RuntimeError("two\nlines"), 1, "RuntimeError: two lines"),

@@ -75,7 +75,7 @@ def attempt(
         reason = implementation.why_not(layer, len(inputs[0].hidden))
         if reason is not None:
             return same("skipped", reason)
-        inputs = rounded(inputs, sets, implementation.operands(layer, len(inputs[0].hidden)))
+        inputs = rounded(inputs, sets, implementation.numerics(layer, len(inputs[0].hidden)))
         calls = _calls(implementation, layer, sets, inputs)
         verdict = check_calls(calls, inputs)
     except Exception as error:

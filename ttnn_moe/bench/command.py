@@ -15,14 +15,16 @@ from ..arguments import FLOATS, names_of
 from ..contract import HIDDEN_DTYPES
 from ..errors import BackendUnavailable, RequestError
 from ..sizes import natural
+from ..tables import console_of
+from ..visible import visible
 from . import report
 from .floor import measure_ceilings
 from .implementations import device_of, ours
 from .layer import Layer, fit, free_bytes
 from .measure import Options, Point, Result, measure_layer
 
-_WIDE = 250
-"""Columns in a pipe, where rich would take 80, and lose cells."""
+_WIDE = 1 << 16
+"""Columns in a pipe, where rich would take 80, and lose cells: more than any table has."""
 
 
 def points_of(tokens: str) -> list[Point]:
@@ -55,7 +57,7 @@ def bench(
     if as_json:
         print(json.dumps(data, indent=1, allow_nan=False))
     else:
-        console = Console()
+        console = console_of()
         if not console.is_terminal:
             console = Console(width=_WIDE)
         for table in report.tables(data):
@@ -70,9 +72,10 @@ def bench(
         for note in report.notes(data):
             console.print(note, highlight=False, markup=False)
     bad = [row for row in data["rows"] if row["status"] in ("wrong", "failed")]
-    if bad:
-        told = "; ".join(f"{r['implementation']}, {r['mode']}, T={r['T']}: {r['status']}: {r['reason']}" for r in bad)
-        Console(stderr=True).print(f"not everything could be measured: {told}", highlight=False, markup=False)
+    told = [f"{r['implementation']}, {r['mode']}, T={r['T']}: {r['status']}: {r['reason']}" for r in bad]
+    told += [f"stopped: {data['stopped']}"] * (data["stopped"] is not None)
+    if told:
+        typer.echo(visible(f"ttnn-moe: not everything could be measured: {'; '.join(told)}"), err=True)
         raise typer.Exit(1)
 
 
@@ -100,7 +103,7 @@ def _asked(
     device = device_of(device, backend, layer.weight_format)
     fit(layer, max(point.T for point in points), free_bytes(device))
     sets = 4 if device == "cuda" else 2
-    return points, layer, Options(device, rounds=rounds, sets=sets, seed=seed, say=_quietly(Console(stderr=True)))
+    return points, layer, Options(device, rounds=rounds, sets=sets, seed=seed, say=_quietly(console_of(stderr=True)))
 
 
 def run(layer: Layer, points: list[Point], backend: str, options: Options) -> dict[str, Any]:

@@ -7,9 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..backend import Numerics
 from ..contract import Routing
 from ..cuda.arch import Target, target_of
-from ..cuda.moe.family import Call, Family
+from ..cuda.moe.family import Call, Family, numerics_of
 from .implementations import Forward, Implementation
 from .layer import Layer, Weights
 
@@ -31,8 +32,8 @@ class OfFamily(Implementation):
             return f"it runs {self.family.weight_format} weights, not {problem.weight_format!r}"
         return self.family.why_not(problem, self.target())
 
-    def operands(self, layer: Layer, T: int) -> str | None:
-        return self.family.operands
+    def numerics(self, layer: Layer, T: int) -> Numerics | None:
+        return numerics_of(self.family, layer.problem(T, "cuda"))
 
     def plan(self, layer: Layer, T: int) -> Any:
         return self.family.plan(layer.problem(T, "cuda"), self.target())

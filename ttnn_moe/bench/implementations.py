@@ -11,6 +11,7 @@ from torch import Tensor
 
 from .. import registry
 from ..api import moe, prepare
+from ..backend import Numerics
 from ..contract import Problem, Routing
 from ..errors import BackendUnavailable
 from .layer import Layer, Weights
@@ -52,8 +53,8 @@ class Implementation:
         """Why it does not run this layer with T tokens, or None."""
         return None
 
-    def operands(self, layer: Layer, T: int) -> str | None:
-        """The format that it rounds hidden and activations to, as in backend.Numerics: the gate rounds them, too."""
+    def numerics(self, layer: Layer, T: int) -> Numerics | None:
+        """The roundings that it declares, for the gate; None: none."""
         return None
 
     def prepare(self, layer: Layer, weights: Weights, T: int) -> Forward:
@@ -81,9 +82,9 @@ class Moe(Implementation):
     def why_not(self, layer: Layer, T: int) -> str | None:
         return registry.why_not(self._problem(layer, T)).get(self.backend)
 
-    def operands(self, layer: Layer, T: int) -> str | None:
+    def numerics(self, layer: Layer, T: int) -> Numerics | None:
         problem = self._problem(layer, T)
-        return registry.choose(problem, self.backend).numerics(problem).operands
+        return registry.choose(problem, self.backend).numerics(problem)
 
     def _problem(self, layer: Layer, T: int) -> Problem:
         return layer.problem(T, self.device)

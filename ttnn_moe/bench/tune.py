@@ -11,6 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -22,6 +23,7 @@ from ..cuda.moe.sorted import Sorted, SortedPlan, Tile
 from ..cuda.moe.uses import Use
 from ..errors import RequestError
 from ..selfcheck.apart import call_apart
+from ..visible import visible
 from .families import OfFamily
 from .floor import measure_ceilings
 from .layer import Layer, Weights
@@ -124,6 +126,7 @@ def tune(layer: Layer, points: Sequence[Point], options: Options, console: Conso
     Raises:
         RequestError: a number of tokens has both kinds of routing, no family that runs them has tiles to choose from,
             or nothing could be timed.
+        typer.Exit: the device was lost on the way; the tiles found until then are kept.
     """
     points = sorted(set(points), key=lambda point: point.T)
     both = [str(one.T) for one, other in zip(points, points[1:], strict=False) if one.T == other.T]
@@ -174,6 +177,9 @@ def tune(layer: Layer, points: Sequence[Point], options: Options, console: Conso
     taken = [(layer.problem(one.point.T, "cuda"), one.best if one.better else one.own) for one in found]
     where = tuned.keep(target, taken)
     _print(found, where, console)
+    if result.stopped is not None:
+        typer.echo(visible(f"ttnn-moe: not everything could be tuned: stopped: {result.stopped}"), err=True)
+        raise typer.Exit(1)
     return found
 
 

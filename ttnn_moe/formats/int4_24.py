@@ -231,9 +231,14 @@ def fit_fp16(*tensors: Tensor) -> bool:
     rows, in either order. Such kernels round weights to multiples of 2^-32, and so are exact for scales from 2^-25 on.
     It reads all words once, an expert at a time, and synchronises with a GPU. False without values: on meta, or while
     torch traces.
+
+    Raises:
+        ContractError: words [E, C/64, R, 2] int64 were expected.
     """
     for words in tensors:
         check_words("words", words)
+        if words.dim() != 4:
+            raise ContractError("words have the wrong shape", got=tuple(words.shape), expected="[E, C/64, R, 2]")
     if any(words.is_meta for words in tensors) or watcher(()) is not None:
         return False
     for words in tensors:

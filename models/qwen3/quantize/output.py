@@ -46,15 +46,16 @@ def check_out(out: Path, source: Path) -> None:
     """Check that a conversion can write the directory `out`; nothing is made.
 
     Raises:
-        RequestError: it is the source or a file, holds no conversion but other files, or it is in a place that this
-            user cannot write to.
+        RequestError: it is the source, a file or a link to nothing, holds no conversion but other files, or it is in a
+            place that this user cannot write to.
     """
     try:
         if os.path.realpath(out) == os.path.realpath(source):  # Path.resolve raises of a loop of links
             raise RequestError(f"{out} cannot be written", got="the model itself", expected="another directory")
-        near = next(path for path in (out, *out.parents) if path.exists())
+        near = next(path for path in (out, *out.parents) if path.is_symlink() or path.exists())
         if not near.is_dir():
-            raise RequestError(f"{out} cannot be written", got=f"{near}, a file", expected="another directory")
+            kind = "a file" if near.exists() else f"a link to {os.readlink(near)}, which is not there"
+            raise RequestError(f"{out} cannot be written", got=f"{near}, {kind}", expected="another directory")
         if out.is_dir():
             _held(out)
         reason = None if os.access(near, os.W_OK | os.X_OK) else f"{near}: {os.strerror(_why_not(near))}"

@@ -157,6 +157,27 @@ def test_calibration_reads_the_quantised_layers_outputs(tmp_path: Path, text: Pa
     assert any(not torch.equal(a, b) for a, b in pairs)
 
 
+@pytest.mark.parametrize("norm_topk_prob", [True, False])
+def test_hidden_states_of_a_calibration_are_those_of_the_quantised_model(
+    norm_topk_prob: bool, tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = made(tmp_path / "model", torch.float32, max_position_embeddings=128, norm_topk_prob=norm_topk_prob)
+    hidden: list[torch.Tensor] = []
+    attend = convert.Activations.attend
+
+    def seen(activations: convert.Activations, i: int) -> convert.Routed | None:
+        routed = attend(activations, i)
+        hidden.extend([] if routed is None else [routed.hidden])
+        return routed
+
+    monkeypatch.setattr(convert.Activations, "attend", seen)
+    quantize_model(source, tmp_path / "out", calibrate=text, tokens=256, device="cpu")
+    network = load_model(tmp_path / "out")
+    (ids,) = convert.Calibration.of_file(text, source, network.config, 256).batches
+    for got, (want, _) in zip(hidden, inputs_of(network, ids), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
 def test_as_much_of_a_text_is_read_as_has_the_tokens(model: Path, text: Path, tmp_path: Path) -> None:
     """A text of any size, and one without an end."""
     config = load_model(model).config

@@ -163,6 +163,16 @@ def test_a_loop_of_links_is_no_place(model: Path, tmp_path: Path, where: str) ->
         quantize_model(tmp_path / "loop", tmp_path / "z", device="cpu")
 
 
+@pytest.mark.parametrize("where", ["link", "link/x"])
+def test_a_link_to_nothing_is_refused_before_the_model_is_read(
+    model: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "link").symlink_to("nothing")
+    monkeypatch.setattr(convert, "Checkpoint", None)
+    with pytest.raises(RequestError, match=f"{where} cannot be written; got .*/link, a link to nothing, which is not"):
+        quantize_model(model, tmp_path / where, device="cpu")
+
+
 def test_a_path_that_is_no_text_is_refused(model: Path, tmp_path: Path) -> None:
     odd = Path(os.fsdecode(os.fsencode(tmp_path) + b"/bad\xff"))
     for given, out in ((model, odd), (odd, tmp_path / "z")):
