@@ -423,6 +423,24 @@ def test_processes_start_ranks_again(tmp_path: Path) -> None:
         assert (tmp_path / f"{rank}").read_text() == "first 0, first 1, second 0, second 1"
 
 
+def meets_late(ranks: Ranks, within: float | None) -> object:
+    """Rank 1 comes to the second meeting after the timeout, and its heartbeat goes on."""
+    ranks.timeout = 0.2
+    if ranks.rank == 1:
+        time.sleep(1)
+    return ranks.meet(str(ranks.rank), within)
+
+
+def test_a_meeting_may_wait_longer_than_the_timeout(tmp_path: Path) -> None:
+    """As for ranks that load weights."""
+    assert by_ranks(meets_late, 2, tmp_path, 30.0) == [["0", "1"]] * 2
+
+
+def test_a_rank_that_comes_to_a_meeting_too_late_is_named(tmp_path: Path) -> None:
+    failed, _ = by_ranks(meets_late, 2, tmp_path, None)
+    assert (failed.kind, failed.peer) == ("RankStopped", 1) and "did not come to meeting 2 in 0.2 s" in failed.text
+
+
 def waits_in_vain(ranks: Ranks) -> None:
     """Rank 0 sees no progress, though all heartbeats go on."""
     if ranks.rank == 0:

@@ -20,6 +20,9 @@ from ..weights import dtype_of, filled
 from .experts import ExpertsQwen3
 from .tensor import TensorQwen3
 
+LOADING = 3600.0
+"""Seconds that a rank may load longer than another. One that dies meanwhile misses its heartbeat."""
+
 
 def load_shared(
     directory: str | Path,
@@ -80,5 +83,5 @@ def load_shared(
         return ExpertsQwen3(config, backend, split, ranks.turns, exchange)
 
     model = filled(checkpoint, make, backend, ranks.device, dtype, progress, split)
-    ranks.meet("loaded")
+    ranks.meet("loaded", LOADING)
     return model

@@ -91,23 +91,27 @@ class Ranks:
         """
         compare([json.loads(said) for said in self.meet(json.dumps(dict(facts)))])
 
-    def meet(self, words: str = "") -> list[str]:
+    def meet(self, words: str = "", within: float | None = None) -> list[str]:
         """What every rank says here, in ascending rank. Every rank calls it.
 
+        Args:
+            within: seconds until all have come; None: the timeout of these ranks.
+
         Raises:
-            RankStopped: a rank failed, died, or did not come within the timeout.
+            RankStopped: a rank failed, died, or did not come in time.
         """
         self._met += 1
+        within = self.timeout if within is None else within
         keys = [f"meeting{self._met}/{rank}" for rank in range(self.size)]
         try:
             self._store.set(keys[self.rank], words)
-            until = time.monotonic() + self.timeout
+            until = time.monotonic() + within
             for rank, key in enumerate(keys):
                 while not self._store.check([key]):
                     if (stopped := self._faults.stopped()) is not None:
                         raise stopped
                     if time.monotonic() > until:
-                        raise self._faults.report(rank, f"it did not come to meeting {self._met} in {self.timeout:g} s")
+                        raise self._faults.report(rank, f"it did not come to meeting {self._met} in {within:g} s")
                     time.sleep(_POLL)
             return [self._store.get(key).decode() for key in keys]
         except dist.DistError as error:
