@@ -124,6 +124,12 @@ def test_the_results_survive_json_and_make_a_table(tmp_path: Path) -> None:
     assert "wrong" in text and "skipped" in text
 
 
+def test_what_is_skipped_is_told_with_its_reason() -> None:
+    data, _ = measured([Peer("right"), Peer("none", reason="no kernel")])
+    data["machine"]["cache_bytes"] = None
+    assert report.notes(data) == ["small: no none at T=4, 4 skewed: no kernel"]
+
+
 def test_a_run_that_is_out_of_time_keeps_what_it_has() -> None:
     saved: list[int] = []
     result, options = Result(), Options("cpu", rounds=1, sets=1)

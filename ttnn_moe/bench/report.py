@@ -7,6 +7,7 @@ import json
 import platform
 import shutil
 import subprocess
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -120,7 +121,7 @@ def tables(data: dict[str, Any]) -> list[Table]:
 
 
 def notes(data: dict[str, Any]) -> list[str]:
-    """What a reader must know of a run: numbers that a cache may have helped, and why it ended early."""
+    """What a reader must know of a run: numbers that a cache may have helped, what was skipped, why it ended early."""
     told, cache = [], data["machine"]["cache_bytes"]
     for layer in data["layers"]:
         warm = [point_name(draw) for draw in layer["draws"] if cache and draw["rotated_bytes"] < 2 * cache]
@@ -129,9 +130,20 @@ def notes(data: dict[str, Any]) -> list[str]:
                 f"{layer['name']}: at T={', '.join(warm)} all sets' weights in use are less than twice the cache of "
                 f"{cache / 2**20:.0f} MiB, which may hold part of them from turn to turn; a model's would not be there"
             )
+    told += _skipped(data["rows"])
     if data["stopped"] is not None:
         told.append(f"stopped: {data['stopped']}")
     return told
+
+
+def _skipped(rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What was skipped, where, and why: a line for each reason."""
+    where: dict[tuple[str, str, str], dict[str, None]] = {}
+    for row in rows:
+        if row["status"] == "skipped":
+            key = row["layer"], row["implementation"], row["reason"]
+            where.setdefault(key, {})[point_name(row)] = None
+    return [f"{layer}: no {name} at T={', '.join(at)}: {reason}" for (layer, name, reason), at in where.items()]
 
 
 def _cell(row: dict[str, Any]) -> str:
