@@ -72,7 +72,8 @@ def attaching(ranks: Ranks, fails: int, error: Exception) -> object:
     problem = Problem(8, 6, 2, 64, 32, torch.float32, D=3)
     sizes = hierarchical.sizes_of(problem, Topology(placement, ReferenceBackend()))
     transport = hierarchical._attach(sizes, placement, ranks.group)
-    assert not is_memory(transport._memory.name), "a further process could attach"
+    if ranks.rank == 0:  # it gives up the name; others may be here before
+        assert not is_memory(transport._memory.name), "a further process could attach"
     return transport.rank
 
 
