@@ -18,7 +18,6 @@ from ttnn_moe import registry
 from ttnn_moe.command_line import needs
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.formats import PAGED, check_format
-from ttnn_moe.parallel.layer import NAMES
 from ttnn_moe.tables import console_of
 from ttnn_moe.visible import shown
 
@@ -26,6 +25,7 @@ from . import TINY, terminal, tt
 from .config import Qwen3MoeConfig
 from .files import MOST_BYTES
 from .parallel.command import generate_shared
+from .parallel.load import check_exchange
 from .runtime.generate import Generation, capacity_for, generate
 from .runtime.language_model import LanguageModel
 from .runtime.requests import Options, Stats, Token, make_requests
@@ -86,7 +86,7 @@ def demo(
     """Generate text with a Qwen3-MoE checkpoint, and show how fast; on stderr where stdout is no terminal."""
     console = console_of()
     # what a program reads is the text alone
-    report = console if console.is_terminal else Console(stderr=True)
+    report = console if console.is_terminal else console_of(stderr=True)
     # every check comes before the weights are read
     config = Qwen3MoeConfig.from_directory(model)
     tokenizer = Tokenizer.from_directory(model)
@@ -138,8 +138,7 @@ def demo(
 def _check_parallel(kind: str, exchange: str, device: str | None) -> None:
     if kind not in KINDS[1:]:
         raise RequestError("ranks cannot share that", got=shown(kind), expected=f"one of {list(KINDS[1:])}")
-    if exchange not in NAMES:
-        raise RequestError("unknown exchange", got=shown(exchange), expected=f"one of {list(NAMES)}")
+    check_exchange(exchange)
     if device is not None and ":" in device:
         raise RequestError(
             "each process takes a device of its own, by LOCAL_RANK",

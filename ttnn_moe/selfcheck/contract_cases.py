@@ -90,8 +90,8 @@ def _outs(backend: Backend, device: str, dtype: torch.dtype, weight_format: str)
     numerics, before = backend.numerics(there.problem), torch.ones(PLAIN.T, PLAIN.H, dtype=dtype)
 
     def write(out: Tensor, accumulate: bool = False) -> Tensor:
-        options = {"accumulate": accumulate, "backend": backend.name}
-        return api.moe(there.hidden, there.routing(), there.experts, out=out, **options)  # type: ignore[arg-type]
+        given = there.hidden, there.routing(), there.experts
+        return api.moe(*given, out=out, accumulate=accumulate, backend=backend.name)
 
     yield _written("moe, fp32 out", write, there, inputs, numerics, torch.float32)
     yield Check(

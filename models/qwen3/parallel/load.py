@@ -24,6 +24,12 @@ LOADING = 3600.0
 """Seconds that a rank may load longer than another. One that dies meanwhile misses its heartbeat."""
 
 
+def check_exchange(exchange: str) -> None:
+    """Raise RequestError for an unknown exchange."""
+    if exchange not in NAMES:
+        raise RequestError("unknown exchange", got=shown(exchange), expected=f"one of {list(NAMES)}")
+
+
 def load_shared(
     directory: str | Path,
     ranks: Ranks,
@@ -50,8 +56,7 @@ def load_shared(
             load_model.
     """
     split = Split(kind, ranks.size, ranks.rank)
-    if exchange not in NAMES:
-        raise RequestError("unknown exchange", got=shown(exchange), expected=f"one of {list(NAMES)}")
+    check_exchange(exchange)
     if kind != "experts" and exchange != "auto":
         raise RequestError(
             "an exchange is of shared experts",
