@@ -9,11 +9,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
 
 from .command_line import needs, run_app
 from .errors import ContractError, RequestError
 from .sizes import natural
+from .tables import console_of
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +98,7 @@ def doctor(
         if as_json:
             typer.echo(json.dumps(report.as_json(), indent=2))
         else:
-            doctor_.render_plan(report, Console())
+            doctor_.render_plan(report, console_of())
         plans.check_fits(report, sizes)
         return
     needs(context, "--plan", "mesh", "chip", "weights", "kv", "batch", "sequence")
@@ -106,7 +106,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(found, indent=2))
     else:
-        doctor_.render(found, Console())
+        doctor_.render(found, console_of())
 
 
 @app.command()
@@ -226,7 +226,7 @@ def why(
 
     if not operators:
         needs(context, "--operators", "heads", "kv_heads", "head_dim")
-    kind, console = _dtype(dtype), Console()
+    kind, console = _dtype(dtype), console_of()
     here = registry.probe("cuda").available and not interpreted()
     where = explain.device_type(("cuda" if here else "cpu") if device is None else device)
     layer = Layer("layer", experts, topk, hidden, intermediate, kind, _format(format))

@@ -12,10 +12,15 @@ from rich.table import Column, Table
 from .visible import visible
 
 
-def console_of(stderr: bool = False) -> Console:
-    """The console of standard output, or of stderr: a terminal only where one is, whatever FORCE_COLOR says."""
-    stream = sys.stderr if stderr else sys.stdout
-    return Console(stderr=stderr, force_terminal=None if stream.isatty() else False)
+def console_of(stderr: bool = False, piped_width: int | None = None) -> Console:
+    """The console of standard output, or of stderr: a terminal only where one is, whatever FORCE_COLOR says.
+
+    Args:
+        piped_width: columns where it is no terminal; default: rich's 80.
+    """
+    if (sys.stderr if stderr else sys.stdout).isatty():
+        return Console(stderr=stderr)
+    return Console(stderr=stderr, force_terminal=False, width=piped_width)
 
 
 def print_table(console: Console, title: str, columns: Iterable[str], rows: Iterable[tuple[str, ...]]) -> None:

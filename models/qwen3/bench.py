@@ -13,13 +13,13 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 
 from ttnn_moe import registry
 from ttnn_moe.bench.layer import free_bytes
 from ttnn_moe.errors import RequestError
 from ttnn_moe.kv.formats import PAGED, bytes_for
 from ttnn_moe.kv.pages import MOST_ROWS
+from ttnn_moe.tables import console_of
 from ttnn_moe.whole_file import check_place, whole_file
 
 from . import terminal, tt
@@ -142,7 +142,7 @@ def bench(
             with whole_file(json_file) as part:
                 part.write_text(json.dumps(figures, indent=2) + "\n")
     finally:  # neither of the two may lose the figures of the other
-        Console().print(terminal.table(title, rows))
+        console_of().print(terminal.table(title, rows))
 
 
 def _sizes(name: str, layers: int | None, random_weights: bool) -> Qwen3MoeConfig:

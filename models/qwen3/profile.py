@@ -18,12 +18,12 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
 from torch import Tensor
 
 from ttnn_moe.accelerator import is_accelerator, module_of
 from ttnn_moe.errors import RequestError
 from ttnn_moe.sizes import ceil_div
+from ttnn_moe.tables import console_of
 
 from . import terminal
 from .layers import MoE
@@ -206,7 +206,7 @@ def profile(
         "share": f"{found.share:.0%}",
         "decision": found.decision,
     }
-    Console().print(terminal.table(f"{model}: batch {batch} on {network.where}", rows))
+    console_of().print(terminal.table(f"{model}: batch {batch} on {network.where}", rows))
 
 
 def main(args: Sequence[str] | None = None) -> int:

@@ -185,7 +185,8 @@ def test_a_pipe_loses_no_cell(monkeypatch, capsys, forced: bool) -> None:
         monkeypatch.setenv("FORCE_COLOR", "1")
     tokens = [*range(1, 30), 64]
     assert run(monkeypatch, "bench", "--tokens", ",".join(map(str, tokens)), *SIZES, "--rounds", "1") == 0
-    assert "…" not in capsys.readouterr().out
+    out = capsys.readouterr().out
+    assert "…" not in out and "\x1b" not in out
 
 
 def test_a_shut_gate_is_a_failed_check(monkeypatch, capsys) -> None:

@@ -45,6 +45,15 @@ def test_doctor_says_why_a_backend_is_absent(monkeypatch, capsys, one_absent_bac
     assert "no [blue] device" in rows["blue"] and "pip install 'ttnn-moe[blue]'" in rows["blue"]
 
 
+@pytest.mark.parametrize("words", [["doctor"], ["doctor", "--plan", "qwen3-30b-a3b"], ["why"]], ids=" ".join)
+def test_a_pipe_gets_no_colours_where_they_are_forced(monkeypatch, capsys, words: list[str]) -> None:
+    """Continuous integration often forces them."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    run(monkeypatch, *words)
+    out = capsys.readouterr().out
+    assert len(out.splitlines()) > 3 and "\x1b" not in out
+
+
 def test_doctor_json_is_what_the_probes_say(monkeypatch, capsys, one_absent_backend) -> None:
     monkeypatch.setenv("TTNN_MOE_SPECIAL", "1")
     monkeypatch.setenv("SOME_SECRET", "hush")

@@ -57,9 +57,7 @@ def bench(
     if as_json:
         print(json.dumps(data, indent=1, allow_nan=False))
     else:
-        console = console_of()
-        if not console.is_terminal:
-            console = Console(width=_WIDE)
+        console = console_of(piped_width=_WIDE)
         for table in report.tables(data):
             console.print(table)
         here = data["machine"]
@@ -88,7 +86,7 @@ def tune(layer: Layer, tokens: str, dtype: str, device: str | None, rounds: int,
     from .tune import tune
 
     points, layer, options = _asked(layer, tokens, dtype, "cuda", device, rounds, seed)
-    tune(layer, points, options, Console())
+    tune(layer, points, options, console_of())
 
 
 def _asked(

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ttnn_moe.command_line import needs
+from ttnn_moe.tables import console_of
 
 from .. import terminal
 from ..files import size
@@ -45,7 +45,7 @@ def quantize(
     """
     if calibrate is None:
         needs(context, "--calibrate", "tokens")
-    console, start = Console(), time.perf_counter()
+    console, start = console_of(), time.perf_counter()
     work = Conversion(model, out, format, calibrate, tokens, device)
     console.print(
         terminal.table(

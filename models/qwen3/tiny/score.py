@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from ttnn_moe import registry
 from ttnn_moe.errors import RequestError
+from ttnn_moe.tables import console_of
 
 from .. import TINY, load_model, terminal
 from ..config import Qwen3MoeConfig
@@ -49,7 +49,7 @@ def main(
     name = registry.resolve(backend, network.device.type)
     where = f"{name} on {network.device}, {str(network.dtype).removeprefix('torch.')}"
     rows = {task: f"{score.accuracy:.1%} of {score.asked}" for task, score in found.items()}
-    Console().print(terminal.table(where, rows))
+    console_of().print(terminal.table(where, rows))
 
 
 if __name__ == "__main__":
