@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import json
-import os
-import socket
 import threading
 import time
-from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,19 +14,12 @@ import torch
 import torch.distributed as dist
 
 from model_ranks import by_ranks
-from parallel_layers import one_process
-from ttnn_moe.ascend.backend import AscendBackend
-from ttnn_moe.ascend.machine import Machine
-from ttnn_moe.contract import Experts, Placement, Problem
-from ttnn_moe.errors import BackendUnavailable, ContractError
-from ttnn_moe.parallel import ExpertParallel, exchanges
-from ttnn_moe.parallel.exchanges import Topology, hierarchical
+from ttnn_moe.errors import ContractError
 from ttnn_moe.parallel.hierarchical import PeerStopped, Report
 from ttnn_moe.parallel.hierarchical.rings import Role
-from ttnn_moe.parallel.ranks import Ranks, RankStopped, own_device, start
+from ttnn_moe.parallel.ranks import Ranks, RankStopped
 from ttnn_moe.parallel.ranks.faults import Faults
 from ttnn_moe.parallel.ranks.turns import Turns
-from ttnn_moe.reference import ReferenceBackend
 
 
 def late_work(ranks: Ranks, kind: type[Exception]) -> None:
@@ -58,112 +47,6 @@ def test_what_a_rank_refuses_after_another_stopped_stays_its_own(tmp_path: Path)
     """All ranks get the same input, and each finds what is wrong with it."""
     late, _ = by_ranks(late_work, 2, tmp_path, ContractError)
     assert late.kind == "ContractError"
-
-
-def attaching(ranks: Ranks, fails: int, error: Exception) -> object:
-    """Shared memory of the ranks, which this rank cannot make or attach to."""
-
-    def failing(*_: object) -> None:
-        raise error
-
-    if ranks.rank == fails:
-        hierarchical.SharedMemory = failing
-    placement = Placement.uniform(6, 3, ranks.rank)
-    problem = Problem(8, 6, 2, 64, 32, torch.float32, D=3)
-    sizes = hierarchical.sizes_of(problem, Topology(placement, ReferenceBackend()))
-    transport = hierarchical._attach(sizes, placement, ranks.group)
-    if ranks.rank == 0:  # it gives up the name; others may be here before
-        assert not is_memory(transport._memory.name), "a further process could attach"
-    return transport.rank
-
-
-def is_memory(name: str) -> bool:
-    """Whether it still names the memory of a group."""
-    return os.path.lexists(name) and "memfd" in os.readlink(name)
-
-
-def test_a_memory_that_is_given_up_leaves_no_name() -> None:
-    """As where not all ranks attach, and nobody takes its name away."""
-    problem, topology = (
-        Problem(8, 6, 2, 64, 32, torch.float32, D=3),
-        Topology(Placement.uniform(6, 3, 0), ReferenceBackend()),
-    )
-    memory = hierarchical.SharedMemory(hierarchical.sizes_of(problem, topology).layout)
-    name = memory.name
-    assert is_memory(name)
-    del memory
-    assert not is_memory(name)
-
-
-@pytest.mark.parametrize("error", [OSError("no room"), MemoryError("no room"), OverflowError("no room")], ids=repr)
-@pytest.mark.parametrize("fails", [0, 2])
-def test_all_ranks_raise_at_once_where_one_has_no_shared_memory(fails: int, error: Exception, tmp_path: Path) -> None:
-    begin, timeout = time.monotonic(), 40.0
-    for failed in by_ranks(attaching, 3, tmp_path, fails, error, timeout=timeout):
-        assert failed.kind == "BackendUnavailable", failed
-        assert f"rank {fails}: {type(error).__name__}: no room" in failed.text and "rank 1:" not in failed.text
-    assert time.monotonic() - begin < timeout / 2, "a rank waited for the timeout"
-
-
-class OnNpus(AscendBackend):
-    """On a machine of NPUs, as far as the choice of an exchange asks."""
-
-    def __init__(self) -> None:
-        self._npu, self._machine = SimpleNamespace(), Machine("9.0.0")
-
-    def machine(self) -> Machine:
-        return self._machine
-
-
-def chosen_beside_npus(ranks: Ranks, exchange: str) -> None:
-    """Rank 1 has no torch_npu, so its backend is another."""
-    backend = ReferenceBackend() if ranks.rank == 1 else OnNpus()
-    problem = Problem(8, 6, 2, 64, 32, torch.bfloat16, D=3)
-    exchanges.choose(exchange, problem, Topology(Placement.uniform(6, 3, ranks.rank), backend))
-
-
-@pytest.mark.parametrize("exchange", ["auto", "dispatch_combine"])
-def test_ranks_with_other_kinds_of_backends_are_refused(exchange: str, tmp_path: Path) -> None:
-    """Each would take an exchange of its own, and wait in it."""
-    for failed in by_ranks(chosen_beside_npus, 3, tmp_path, exchange):
-        assert failed.kind == "ContractError", failed
-        got, expected = ["all_to_all"], ["all_gather", "all_to_all"]
-        assert f"rank 1: exchanges of its backend: got {got}, expected {expected} as rank 0" in failed.text
-
-
-def experts_fail(ranks: Ranks, timeout: float) -> list[tuple[str, str]]:
-    """Three calls of a layer; rank 0 has no memory for its experts in the first, and calls again."""
-    moe, calls = ReferenceBackend.moe, []
-
-    def failing(*given: Any) -> None:
-        calls.append(ranks.rank)
-        if calls == [0]:
-            raise MemoryError("no room")
-        moe(*given)
-
-    ReferenceBackend.moe = failing  # type: ignore[method-assign]
-    experts = Experts.dense(torch.zeros(2, 64, 64), torch.zeros(2, 64, 32))
-    problem, placement = Problem(8, 4, 2, 64, 32, torch.float32, D=2), Placement.uniform(4, 2, ranks.rank)
-    layer = ExpertParallel(problem, experts, placement, None, "reference", "hierarchical", timeout=timeout)
-    said = []
-    for _ in range(3):
-        with pytest.raises((MemoryError, PeerStopped)) as error:
-            layer(torch.ones(4, 64), torch.tensor([[0, 2]] * 4).int(), torch.ones(4, 2))
-        said.append((error.type.__name__, str(error.value).partition(",")[0]))
-    return said
-
-
-def test_a_rank_whose_experts_fail_ends_the_call_of_all(tmp_path: Path) -> None:
-    """The others wait for its rows. Its next call is another one, in which they would not meet."""
-    begin, timeout = time.monotonic(), 20.0
-    stopped = ("PeerStopped", "rank 0 stopped in call 3")  # behind a dispatch, which is two
-    own, other = by_ranks(experts_fail, 2, tmp_path, timeout)
-    assert own == [("MemoryError", "no room"), stopped, stopped] and other == [stopped] * 3
-    assert time.monotonic() - begin < timeout / 2, "a rank waited for the timeout"
-
-
-def test_ranks_share_memory(tmp_path: Path) -> None:
-    assert by_ranks(attaching, 3, tmp_path, -1, OSError()) == [0, 1, 2]
 
 
 def left_work(ranks: Ranks, folder: Path) -> None:
@@ -194,13 +77,6 @@ def test_a_rank_without_a_group_has_no_heartbeat(kind: type[BaseException], monk
     assert threading.active_count() == before
 
 
-def test_ranks_are_refused_where_torch_distributed_is_started(tmp_path: Path) -> None:
-    before = threading.active_count()
-    with one_process(tmp_path), pytest.raises(ContractError, match="started already.*leave init_process_group out"):
-        Ranks(dist.HashStore(), 0, 1)
-    assert threading.active_count() == before
-
-
 def test_an_error_after_the_end_is_no_fault_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The store may be gone with rank 0, and no heartbeat goes on."""
     monkeypatch.setattr(Faults, "wait", lambda faults: faults.lost("gone"))
@@ -209,13 +85,6 @@ def test_an_error_after_the_end_is_no_fault_of_ranks(monkeypatch: pytest.MonkeyP
         ranks.close()
         raise RuntimeError("no room on the disk")
     assert error.type is RuntimeError
-
-
-def test_a_rank_of_another_version_is_named() -> None:
-    store = dist.HashStore()
-    store.set("meeting1/1", json.dumps({"ttnn_moe": "0", "torch": torch.__version__, "ranks": "2"}))
-    with pytest.raises(ContractError, match="rank 1: ttnn_moe: got 0, expected"):
-        Ranks(store, 0, 2, timeout=2.0)
 
 
 @pytest.mark.parametrize("device, ended", [("cuda", ["abort"]), ("cpu", [])])
@@ -329,99 +198,6 @@ def test_rank_0_leaves_last_but_does_not_wait_for_ever(
     (none, closed), ((beats, left), _) = by_ranks(closing, 2, tmp_path, comes, leaves, timeout=timeout)
     assert none == [] and not beats
     assert (closed > left) == last
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Sets the variables of a launcher: rank 0 of 2, at a port that another process listens at."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        given = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "LOCAL_RANK": "0"}
-        for name, value in {**given, "MASTER_PORT": str(taken.getsockname()[1])}.items():
-            monkeypatch.setenv(name, value)
-        yield
-
-
-@pytest.mark.parametrize("name, value, words", [("RANK", "0", "EADDRINUSE"), ("WORLD_SIZE", "two", "literal.*'two'")])
-def test_ranks_that_do_not_reach_each_other_are_told_where(
-    name: str, value: str, words: str, launched: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(name, value)
-    with pytest.raises(
-        BackendUnavailable, match=rf"MASTER_ADDR=127.0.0.1, MASTER_PORT=\d+: .*{words}.*another MASTER_"
-    ):
-        start()
-
-
-def test_an_empty_variable_of_the_launcher_is_an_absent_one(launched: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "MASTER_PORT"):
-        monkeypatch.setenv(name, "")
-    with pytest.raises(BackendUnavailable, match="got no RANK, MASTER_PORT in the environment"):
-        start()
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"device": []}, r"no collectives for this device; got \[\]"),
-        ({"device": "tpu"}, "no collectives for this device; got 'tpu'"),
-        ({"timeout": "long"}, "timeout is no time to wait; got timeout='long'"),
-        ({"timeout": -1}, "timeout is no time to wait; got timeout=-1"),
-    ],
-    ids=str,
-)
-def test_what_no_ranks_start_with(given: dict[str, Any], words: str, launched: None) -> None:
-    with pytest.raises(ContractError, match=words):
-        start(**given)
-
-
-@pytest.mark.parametrize("local", ["2", "-1"])
-def test_a_rank_without_a_gpu_of_its_own_is_refused(
-    local: str, launched: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("LOCAL_RANK", local)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    with pytest.raises(BackendUnavailable, match=f"no cuda device of its own; got LOCAL_RANK={local}, and 2 devices"):
-        start("cuda")
-
-
-@pytest.mark.parametrize("given", [{}, {"LOCAL_RANK": ""}], ids=["none", "empty"])
-@pytest.mark.parametrize("size, devices, found", [("2", 1, True), ("1", 4, True), ("2", 4, False)])
-def test_a_rank_without_a_local_rank_takes_no_device_that_may_be_anothers(
-    given: dict[str, str], size: str, devices: int, found: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """srun and mpirun set no LOCAL_RANK, and all processes of a host would share its first GPU."""
-    taken: list[int] = []
-    monkeypatch.delenv("LOCAL_RANK", raising=False)
-    for name, value in {"WORLD_SIZE": size, **given}.items():
-        monkeypatch.setenv(name, value)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: devices)
-    monkeypatch.setattr(torch.cuda, "set_device", taken.append)
-    if found:
-        assert own_device("cuda") == "cuda:0" and taken == [0]
-        return
-    with pytest.raises(BackendUnavailable, match=r"no LOCAL_RANK, and 4 devices; .*srun.*LOCAL_RANK=\$SLURM_LOCALID"):
-        own_device("cuda")
-    assert not taken
-
-
-def twice(rank: int, port: int, folder: Path) -> None:
-    launcher = {"RANK": f"{rank}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
-    os.environ |= {**launcher, "TORCHELASTIC_USE_AGENT_STORE": "True"}
-    said = []
-    for word in ("first", "second"):
-        ranks = start(timeout=8.0)
-        said += ranks.meet(f"{word} {rank}")
-        ranks.close()
-    (folder / f"{rank}").write_text(", ".join(said))
-    os._exit(0)  # gloo's threads sometimes abort a process that ends by itself
-
-
-def test_processes_start_ranks_again(tmp_path: Path) -> None:
-    """torchrun keeps one store, in which the words of the first start stay."""
-    kept = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    torch.multiprocessing.start_processes(twice, (kept.port, tmp_path), nprocs=2, start_method="fork")
-    for rank in range(2):
-        assert (tmp_path / f"{rank}").read_text() == "first 0, first 1, second 0, second 1"
 
 
 def meets_late(ranks: Ranks, within: float | None) -> object:
